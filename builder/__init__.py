@@ -1,0 +1,1 @@
+"""Checkpoint in, engine directory out. torch, transformers and onnx live here only."""

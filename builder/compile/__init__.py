@@ -1,0 +1,1 @@
+"""From the two graphs to what a target runs: one file a target."""

@@ -1,0 +1,1 @@
+"""From a Hugging Face config to the two graphs, by tracing."""

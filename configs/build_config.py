@@ -1,0 +1,142 @@
+"""What a user asks of pop-build, and what that becomes once the model is known."""
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import yaml
+
+from pop_engine.configs.errors import UsageError
+from pop_engine.configs.io_contract import Boundary
+from pop_engine.configs.manifest import DType, Limits, TargetName, WeightsMode
+from pop_engine.configs.model_dims import ModelDims
+from pop_engine.configs.prune_plan import PrunePlan
+
+DEFAULT_MAX_SEQ_LEN = 4096
+DEFAULT_MAX_PREFILL_LEN = 512
+SUPPORTED_TARGETS: dict[TargetName, tuple[DType, ...]] = {"ort-cpu": ("fp32",)}
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options that a flag, a config file or a preset can set. None means: not set here, ask the next one."""
+
+    target: TargetName | None = None
+    dtype: DType | None = None
+    tail_layers: int | None = None
+    prune_ratio: float | None = None
+    boundary: Boundary | None = None
+    max_seq_len: int | None = None
+    max_batch_size: int | None = None
+    max_prefill_len: int | None = None
+    weights: WeightsMode | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tail_layers is not None and self.prune_ratio is not None:
+            raise UsageError("--tail-layers and --prune-ratio: both say how long the tail is; give one of them")
+        for name in ("max_seq_len", "max_batch_size", "max_prefill_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: expected a whole number of at least 1")
+
+    def over(self, other: "BuildOptions") -> "BuildOptions":
+        """These options, with the other's wherever this one is silent. A tail set here hides the other's tail."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if own.keys() & {"tail_layers", "prune_ratio"}:
+            other = replace(other, tail_layers=None, prune_ratio=None)
+        return replace(other, **own)
+
+
+def load_options(path: Path) -> BuildOptions:
+    """Read options from a YAML file, under their flags' names with `_` or `-`.
+
+    Raises UsageError on an unreadable file, an unknown name or a value of the wrong kind.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config {path}: cannot be read as YAML ({error})") from error
+    return options_from_mapping({} if content is None else content, f"--config {path}")
+
+
+def options_from_mapping(content: Any, origin: str) -> BuildOptions:
+    """Options from plain data; `origin` begins the UsageError that unknown names and wrong values raise."""
+    if not isinstance(content, dict):
+        raise UsageError(f"{origin}: expected a mapping of option names to values, found {type(content).__name__}")
+    named = {str(key).replace("-", "_"): value for key, value in content.items()}
+    known = [f.name for f in fields(BuildOptions)]
+    for name in named:
+        if name not in known:
+            raise UsageError(f"{origin}: unknown option {name!r}; expected one of {', '.join(known)}")
+    try:
+        return msgspec.convert(named, BuildOptions)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{origin}: {error}") from error
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """One call of pop-build. `options` are the flags over the config file; the preset comes in with the model."""
+
+    model: str
+    out: Path
+    options: BuildOptions = field(default_factory=BuildOptions)
+    force: bool = False
+    verify: bool = True
+    with_weights: bool = True
+    trust_remote_code: bool = False
+    dump_dir: Path | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class ResolvedBuild:
+    """The build with every choice made and checked against the model."""
+
+    plan: PrunePlan
+    boundary: Boundary
+    target: TargetName
+    dtype: DType
+    limits: Limits
+    weights: WeightsMode | None
+
+
+def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
+    """Make every open choice. Raises UsageError where an option does not fit the model or the target."""
+    target = options.target or "ort-cpu"
+    if target not in SUPPORTED_TARGETS:
+        raise UsageError(f"--target {target}: not supported yet; expected {', '.join(SUPPORTED_TARGETS)}")
+    dtype = options.dtype or SUPPORTED_TARGETS[target][0]
+    if dtype not in SUPPORTED_TARGETS[target]:
+        expected = ", ".join(SUPPORTED_TARGETS[target])
+        raise UsageError(f"--dtype {dtype}: target {target} runs {expected}; leave --dtype out")
+    return ResolvedBuild(
+        plan=_resolve_plan(options, dims.num_hidden_layers),
+        boundary=options.boundary or get_args(Boundary)[0],
+        target=target,
+        dtype=dtype,
+        limits=_resolve_limits(options, dims),
+        weights=options.weights,
+    )
+
+
+def _resolve_plan(options: BuildOptions, num_hidden_layers: int) -> PrunePlan:
+    if options.tail_layers is not None:
+        return PrunePlan(num_hidden_layers, options.tail_layers)
+    if options.prune_ratio is not None:
+        return PrunePlan.from_ratio(num_hidden_layers, options.prune_ratio)
+    return PrunePlan.last_third(num_hidden_layers)
+
+
+def _resolve_limits(options: BuildOptions, dims: ModelDims) -> Limits:
+    longest = dims.max_position_embeddings
+    max_seq_len = options.max_seq_len or min(DEFAULT_MAX_SEQ_LEN, longest)
+    if max_seq_len > longest:
+        raise UsageError(
+            f"--max-seq-len {max_seq_len}: the model was trained for {longest} positions; "
+            f"give {longest} or less"
+        )
+    max_prefill_len = min(options.max_prefill_len or DEFAULT_MAX_PREFILL_LEN, max_seq_len)
+    return Limits(max_seq_len, options.max_batch_size or 8, max_prefill_len)

@@ -1,0 +1,143 @@
+"""Every binding of the two graphs: its name, shape, dtype and alias. Nothing else spells a binding's name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pop_engine.configs.prune_plan import PrunePlan
+
+Boundary = Literal["one-pass", "two-step"]
+Phase = Literal["prefill", "decode"]
+
+INPUT_IDS = "input_ids"
+POSITION_IDS = "position_ids"
+CACHE_LEN = "cache_len"
+CONTEXT_ROWS = "context_rows"
+BOUNDARY_ROWS = "boundary_rows"
+LOGITS = "logits"
+
+BATCH, SEQ, NUM_CONTEXT, NUM_BOUNDARY = "batch", "seq", "num_context", "num_boundary"
+
+
+def past_key(layer_idx: int) -> str:
+    """Name of a layer's K cache as a graph input."""
+    return f"past_key.{layer_idx}"
+
+
+def past_value(layer_idx: int) -> str:
+    """Name of a layer's V cache as a graph input."""
+    return f"past_value.{layer_idx}"
+
+
+def present_key(layer_idx: int) -> str:
+    """Name of a layer's K cache as a graph output."""
+    return f"present_key.{layer_idx}"
+
+
+def present_value(layer_idx: int) -> str:
+    """Name of a layer's V cache as a graph output."""
+    return f"present_value.{layer_idx}"
+
+
+def boundary_write(present: str) -> str:
+    """Name of the second write that a target's attention makes to a tail layer's cache, through the same buffer."""
+    return f"{present}.boundary"
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one slot of one layer's cache holds per token."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One tensor that crosses a graph's edge. `alias` names the input whose buffer an output shares."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphContract:
+    """The inputs and outputs of one graph, in the graph's order."""
+
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+
+    def names(self) -> frozenset[str]:
+        """Names of all bindings."""
+        return frozenset(binding.name for binding in (*self.inputs, *self.outputs))
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The KV cache that both graphs share: one entry of `layers` per decoder layer."""
+
+    layers: tuple[KVShape, ...]
+    max_seq_len: int
+    dtype: str
+
+    def bytes_per_token(self, item_bytes: int) -> int:
+        """Bytes that one token of one sequence takes over all layers, K and V together."""
+        return 2 * item_bytes * sum(kv.num_key_value_heads * kv.head_dim for kv in self.layers)
+
+
+def _token_inputs() -> list[Binding]:
+    return [
+        Binding(INPUT_IDS, (BATCH, SEQ), "int64"),
+        Binding(POSITION_IDS, (BATCH, SEQ), "int64"),
+        Binding(CACHE_LEN, (BATCH,), "int64"),
+    ]
+
+
+def _row_inputs(plan: PrunePlan, boundary: Boundary) -> list[Binding]:
+    """Which rows of the call go through the tail in full, and which only write their K and V there."""
+    if boundary == "two-step":
+        return []
+    rows = [Binding(BOUNDARY_ROWS, (NUM_BOUNDARY,), "int64")]
+    if plan.num_tail_layers:
+        rows.insert(0, Binding(CONTEXT_ROWS, (NUM_CONTEXT,), "int64"))
+    return rows
+
+
+def _cache_bindings(cache: CacheShape) -> tuple[list[Binding], list[Binding]]:
+    past: list[Binding] = []
+    present: list[Binding] = []
+    names = ((past_key, present_key), (past_value, present_value))
+    for layer_idx, kv in enumerate(cache.layers):
+        shape = (BATCH, kv.num_key_value_heads, cache.max_seq_len, kv.head_dim)
+        for past_name, present_name in names:
+            past.append(Binding(past_name(layer_idx), shape, cache.dtype))
+            present.append(Binding(present_name(layer_idx), shape, cache.dtype, past_name(layer_idx)))
+    return past, present
+
+
+def prefill_contract(
+    plan: PrunePlan, boundary: Boundary, cache: CacheShape, vocab_size: int, *, boundary_writes: bool
+) -> GraphContract:
+    """Bindings of the prefill graph.
+
+    `boundary_writes` says that the target writes a tail layer's cache twice in the one-pass form: the context
+    rows, then the boundary rows. Both writes are outputs on the same buffer.
+    """
+    past, present = _cache_bindings(cache)
+    outputs = [] if boundary == "two-step" else [Binding(LOGITS, (BATCH, NUM_BOUNDARY, vocab_size), cache.dtype)]
+    outputs += present
+    if boundary_writes and boundary == "one-pass":
+        tail = {name for layer_idx in plan.tail for name in (past_key(layer_idx), past_value(layer_idx))}
+        outputs += [
+            Binding(boundary_write(b.name), b.shape, b.dtype, b.alias) for b in present if b.alias in tail
+        ]
+    inputs = _token_inputs() + _row_inputs(plan, boundary) + past
+    return GraphContract(tuple(inputs), tuple(outputs))
+
+
+def decode_contract(cache: CacheShape, vocab_size: int) -> GraphContract:
+    """Bindings of the decode graph: the full model over any number of new tokens, logits of every row."""
+    past, present = _cache_bindings(cache)
+    logits = Binding(LOGITS, (BATCH, SEQ, vocab_size), cache.dtype)
+    return GraphContract((*_token_inputs(), *past), (logits, *present))

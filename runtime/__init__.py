@@ -1,0 +1,1 @@
+"""Engine directory in, tokens out. NumPy and a runtime; never torch, never transformers' models."""

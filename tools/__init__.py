@@ -1,0 +1,1 @@
+"""Programs run by people and imported by nobody."""
