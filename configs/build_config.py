@@ -135,8 +135,7 @@ def _resolve_limits(options: BuildOptions, dims: ModelDims) -> Limits:
     max_seq_len = options.max_seq_len or min(DEFAULT_MAX_SEQ_LEN, longest)
     if max_seq_len > longest:
         raise UsageError(
-            f"--max-seq-len {max_seq_len}: the model was trained for {longest} positions; "
-            f"give {longest} or less"
+            f"--max-seq-len {max_seq_len}: the model was trained for {longest} positions; give {longest} or less"
         )
     max_prefill_len = min(options.max_prefill_len or DEFAULT_MAX_PREFILL_LEN, max_seq_len)
     return Limits(max_seq_len, options.max_batch_size or 8, max_prefill_len)

@@ -129,9 +129,7 @@ def prefill_contract(
     outputs += present
     if boundary_writes and boundary == "one-pass":
         tail = {name for layer_idx in plan.tail for name in (past_key(layer_idx), past_value(layer_idx))}
-        outputs += [
-            Binding(boundary_write(b.name), b.shape, b.dtype, b.alias) for b in present if b.alias in tail
-        ]
+        outputs += [Binding(boundary_write(b.name), b.shape, b.dtype, b.alias) for b in present if b.alias in tail]
     inputs = _token_inputs() + _row_inputs(plan, boundary) + past
     return GraphContract(tuple(inputs), tuple(outputs))
 

@@ -149,7 +149,9 @@ class Manifest:
         """
         path = directory / name
         if not directory.is_dir():
-            raise UsageError(f"{directory}: no such engine directory; build one with `pop-build -m MODEL -o {directory}`")
+            raise UsageError(
+                f"{directory}: no such engine directory; build one with `pop-build -m MODEL -o {directory}`"
+            )
         if not path.is_file():
             raise UsageError(
                 f"{directory}: not an engine directory (it has no {name}); "

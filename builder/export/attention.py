@@ -1,0 +1,59 @@
+"""The attention that a model is traced with: one operator, registered with transformers like any other backend."""
+
+import torch
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from pop_engine.builder.export.cache import RecordingCache
+from pop_engine.configs.errors import EngineError
+from pop_engine.plugins import attention as attention_op
+
+IMPLEMENTATION = "pop_engine"
+
+
+def register_attention(cache: RecordingCache) -> None:
+    """Make `attn_implementation="pop_engine"` mean: attend to what `cache` has recorded. Replaces the last one."""
+
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **unused: object,
+    ) -> tuple[torch.Tensor, None]:
+        """Query [B, H, rows, D] against the recorded cache; returns [B, rows, H, D] as transformers expects."""
+        if s_aux is not None:
+            raise EngineError(f"{type(module).__name__}: attention sinks are not supported yet")
+        if attention_mask is not None:
+            raise EngineError(f"{type(module).__name__}: attention with a mask of its own is not supported yet")
+        batch, num_heads, rows, head_dim = query.shape
+        if cache.recording[0].holds_back:
+            # Context rows end at the cache write; what follows is dead code and leaves with the dead code.
+            return query.transpose(1, 2), None
+        assert cache.total_len is not None
+        output = torch.onnx.ops.symbolic(
+            f"{attention_op.DOMAIN}::{attention_op.OP_TYPE}",
+            (query, key, value, cache.total_len),
+            {
+                "scale": float(head_dim**-0.5 if scaling is None else scaling),
+                "sliding_window": int(sliding_window or 0),
+                "softcap": float(softcap or 0.0),
+            },
+            dtype=query.dtype,
+            shape=(batch, rows, num_heads, value.shape[-1]),
+            version=attention_op.VERSION,
+        )
+        return output, None
+
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    return None

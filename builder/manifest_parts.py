@@ -1,0 +1,83 @@
+"""From what a build produced to the manifest that describes it."""
+
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+from pop_engine.builder.graph import BuiltGraph
+from pop_engine.builder.graph_workers import BuiltGraphs
+from pop_engine.configs.build_config import ResolvedBuild
+from pop_engine.configs.io_contract import CacheShape
+from pop_engine.configs.manifest import (
+    DECODE_GRAPH,
+    FORMAT_VERSION,
+    PREFILL_GRAPH,
+    WEIGHTS_DIRECTORY,
+    BuildRecord,
+    FileRecord,
+    GraphRecord,
+    Manifest,
+    ModelSource,
+    TargetRecord,
+    TokenizerRecord,
+    VerificationRecord,
+    WeightsRecord,
+    record_file,
+)
+from pop_engine.configs.model_dims import ModelDims
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Everything a build has produced, before it is checked."""
+
+    source: ModelSource
+    dims: ModelDims
+    resolved: ResolvedBuild
+    cache: CacheShape
+    graphs: BuiltGraphs
+    weights: WeightsRecord | None
+    tokenizer: TokenizerRecord | None
+
+
+def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
+    """The manifest of an engine that is still to be verified. Hashes every file beside the weights."""
+    resolved = parts.resolved
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        source=parts.source,
+        dims=parts.dims,
+        plan=resolved.plan,
+        boundary=resolved.boundary,
+        dtype=resolved.dtype,
+        target=TargetRecord(
+            resolved.target,
+            _versions(),
+            # In the one-pass form the prefill graph with one row is the decode step (DESIGN.md, One session).
+            decode_with="prefill" if resolved.boundary == "one-pass" else "decode",
+        ),
+        limits=resolved.limits,
+        cache=parts.cache,
+        prefill=_graph_record(PREFILL_GRAPH, parts.graphs.prefill),
+        decode=_graph_record(DECODE_GRAPH, parts.graphs.decode),
+        weights=parts.weights,
+        tokenizer=parts.tokenizer,
+        verification=VerificationRecord("skipped", "not yet run"),
+        build=BuildRecord({}, 0, importlib.metadata.version("pop-engine")),
+        files=_record_files(staging),
+    )
+
+
+def _graph_record(file: str, graph: BuiltGraph) -> GraphRecord:
+    return GraphRecord(file, graph.contract, graph.operators)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("onnxruntime", "onnx", "torch", "transformers")
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def _record_files(staging: Path) -> tuple[FileRecord, ...]:
+    paths = sorted(path for path in staging.rglob("*") if path.is_file())
+    names = [(path, path.relative_to(staging).as_posix()) for path in paths]
+    return tuple(record_file(path, name) for path, name in names if not name.startswith(f"{WEIGHTS_DIRECTORY}/"))

@@ -1,0 +1,64 @@
+"""The build, step by step: a checkpoint goes in, an engine directory comes out."""
+
+import importlib.metadata
+from pathlib import Path
+
+from pop_engine.builder.checkpoint.layout import plan_weights
+from pop_engine.builder.checkpoint.source import open_checkpoint
+from pop_engine.builder.checkpoint.writer import write_weights
+from pop_engine.builder.export.model import kv_shapes, model_dims, parameter_shapes
+from pop_engine.builder.graph_workers import GraphWorkers
+from pop_engine.builder.manifest_parts import EngineParts, make_manifest
+from pop_engine.builder.memory import PeakMemory
+from pop_engine.builder.progress import BuildProgress
+from pop_engine.builder.staging import publish, staging_directory
+from pop_engine.builder.verify import verify_engine
+from pop_engine.configs.build_config import BuildConfig, resolve_build
+from pop_engine.configs.io_contract import CacheShape
+from pop_engine.configs.manifest import MANIFEST_NAME, BuildRecord, Manifest, VerificationRecord
+
+# What the manifest is called until the engine is checked: nothing that looks like an engine lies there before.
+UNCHECKED_NAME = "unchecked.json"
+
+
+def build(config: BuildConfig, progress: BuildProgress) -> Manifest:
+    """Build an engine directory; raises UsageError or EngineError, and then leaves nothing behind."""
+    with staging_directory(config.out, force=config.force) as staging, PeakMemory() as memory:
+        with progress.step("checkpoint"):
+            checkpoint = open_checkpoint(config)
+            dims = model_dims(checkpoint.hf_config)
+            resolved = resolve_build(config.options.over(checkpoint.options), dims)
+            parameters = parameter_shapes(checkpoint.hf_config)
+            layout = plan_weights(parameters, checkpoint, resolved.dtype, resolved.weights, staging.parent)
+            cache = CacheShape(kv_shapes(dims), resolved.limits.max_seq_len, resolved.dtype)
+
+        with GraphWorkers(checkpoint.hf_config, resolved, cache, layout, staging, config.dump_dir) as workers:
+            with progress.step("weights") as advance:
+                has_weights = checkpoint.tensors is not None
+                weights = write_weights(layout, checkpoint, staging, advance) if has_weights else None
+                tokenizer = checkpoint.save_tokenizer(staging)
+            with progress.step("graphs"):
+                graphs = workers.results()
+
+        parts = EngineParts(checkpoint.source, dims, resolved, cache, graphs, weights, tokenizer)
+        manifest = make_manifest(parts, staging)
+        with progress.step("verification"):
+            verification = _skipped(config, has_weights=has_weights)
+            if verification is None:
+                manifest.save(staging / UNCHECKED_NAME)
+                verification = verify_engine(staging, UNCHECKED_NAME, manifest, checkpoint.hf_config, layout)
+                (staging / UNCHECKED_NAME).unlink()
+
+        manifest = manifest.with_verification(
+            verification,
+            BuildRecord(dict(progress.step_seconds), memory.peak_bytes, importlib.metadata.version("pop-engine")),
+        )
+        manifest.save(staging / MANIFEST_NAME)
+        publish(staging, Path(config.out))
+    return manifest
+
+
+def _skipped(config: BuildConfig, *, has_weights: bool) -> VerificationRecord | None:
+    if not has_weights:
+        return VerificationRecord("skipped", "built without weights")
+    return None if config.verify else VerificationRecord("skipped", "--no-verify")

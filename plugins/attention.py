@@ -1,0 +1,149 @@
+"""Attention: the new rows' queries against a slot's whole cache, causal, with an optional sliding window."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+DOMAIN = "pop"
+OP_TYPE = "Attention"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One Attention node of a traced graph.
+
+    `query` is [B, H, rows, D]; `present_key` and `present_value` are [B, H_kv, M, D] with the new rows already
+    written; `total_len` [B] is the number of valid keys. Query row i stands at position total_len − rows + i.
+    The output is [B, rows, H, D]. `sliding_window` 0 means none, and `softcap` 0.0 none.
+    """
+
+    node: ir.Node
+    query: ir.Value
+    present_key: ir.Value
+    present_value: ir.Value
+    total_len: ir.Value
+    scale: float
+    sliding_window: int
+    softcap: float
+
+    @classmethod
+    def match(cls, node: ir.Node | None) -> "Attention | None":
+        """This node as an attention, or None where it is something else."""
+        if node is None or node.domain != DOMAIN or node.op_type != OP_TYPE:
+            return None
+        query, key, value, total_len = node.inputs
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        assert total_len is not None
+        return cls(
+            node,
+            query,
+            key,
+            value,
+            total_len,
+            scale=node.attributes["scale"].as_float(),
+            sliding_window=node.attributes["sliding_window"].as_int(),
+            softcap=node.attributes["softcap"].as_float(),
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return _static_dim(self.query, 1)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Key and value heads."""
+        return _static_dim(self.present_key, 1)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a query head."""
+        return _static_dim(self.query, 3)
+
+
+def _static_dim(value: ir.Value, axis: int) -> int:
+    assert value.shape is not None
+    dim = value.shape[axis]
+    assert isinstance(dim, int), f"axis {axis} of {value.name} is not static"
+    return dim
+
+
+def reference(
+    query: NDArray[np.float64],
+    present_key: NDArray[np.float64],
+    present_value: NDArray[np.float64],
+    total_len: NDArray[np.int64],
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+) -> NDArray[np.float64]:
+    """What the operator computes (Attention-25 of the ONNX operator spec, is_causal with nonpad_kv_seqlen)."""
+    batch, num_heads, rows, _ = query.shape
+    group = num_heads // present_key.shape[1]
+    output = np.empty((batch, rows, num_heads, present_value.shape[-1]))
+    for b, h, i in np.ndindex(batch, num_heads, rows):
+        position = int(total_len[b]) - rows + i
+        first = max(0, position + 1 - sliding_window) if sliding_window else 0
+        keys = present_key[b, h // group, first : position + 1]
+        scores = keys @ query[b, h, i] * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max())
+        output[b, i, h] = weights @ present_value[b, h // group, first : position + 1] / weights.sum()
+    return output
+
+
+@dataclass(frozen=True)
+class GroupQueryAttentionInputs:
+    """What com.microsoft.GroupQueryAttention takes besides the attributes.
+
+    New rows are [B, rows, heads · D]. `seqlens_k` is [B] int32, valid keys minus one; `query_seqlens` [B] int32 the
+    new rows; `max_total_len` a scalar int32.
+    """
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    past_key: ir.Value
+    past_value: ir.Value
+    seqlens_k: ir.Value
+    max_total_len: ir.Value
+    query_seqlens: ir.Value
+
+
+def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAttentionInputs) -> ir.Node:
+    """The node for ONNX Runtime, which writes the new rows and attends. Its cost follows the valid length.
+
+    `query_seqlens` is given although no row is padding: it is what lets a call have no query rows at all (a chunk
+    of context), and a batch have several each. Outputs: attention [B, rows, H · D], present_key, present_value.
+    """
+    unused: list[ir.Value | None] = [None] * 9
+    return ir.node(
+        "GroupQueryAttention",
+        [
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            inputs.past_key,
+            inputs.past_value,
+            inputs.seqlens_k,
+            inputs.max_total_len,
+            *unused,
+            inputs.query_seqlens,
+        ],
+        {
+            "num_heads": attention.num_heads,
+            "kv_num_heads": attention.num_key_value_heads,
+            "scale": attention.scale,
+            "local_window_size": attention.sliding_window or -1,
+            "softcap": attention.softcap,
+        },
+        domain="com.microsoft",
+        num_outputs=3,
+    )

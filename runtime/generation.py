@@ -1,0 +1,56 @@
+"""The handoff: a pruned prefill, the boundary token through the full model, then decode, over one KV cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pop_engine.configs.io_contract import Boundary
+from pop_engine.runtime.kv_cache import SlotRange, Slots
+from pop_engine.runtime.sessions.session import Session
+
+
+def prefill(
+    session: Session, slots: Slots, slot: int, token_ids: Sequence[int], boundary: Boundary, max_prefill_len: int
+) -> NDArray[np.float32]:
+    """Run a prompt into a slot, chunk by chunk; returns the logits [vocab_size] of its last token.
+
+    Only the last token goes through the tail in full: in the call of the last chunk (one-pass), or as the first
+    decode step (two-step, the paper's form). Chunks before it write their K and V alone.
+    """
+    slots.check_room(slot, len(token_ids))
+    prompt = np.asarray(token_ids, np.int64)
+    num_boundary = 1 if boundary == "one-pass" else 0
+    context = prompt if boundary == "one-pass" else prompt[:-1]
+    logits = np.empty((0, 0), np.float32)
+    for start in range(0, len(context), max_prefill_len):
+        chunk = context[start : start + max_prefill_len]
+        is_last = start + len(chunk) == len(context)
+        logits = session.prefill(slot, chunk, int(slots.lengths[slot]), num_boundary if is_last else 0)
+        slots.lengths[slot] += len(chunk)
+    return logits[-1] if boundary == "one-pass" else decode_step(session, slots, [slot], prompt[-1:])[0]
+
+
+def decode_step(
+    session: Session, slots: Slots, step_slots: Sequence[int], token_ids: Sequence[int] | NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Run one new token per slot through the full model; returns logits [len(step_slots), vocab_size]."""
+    for slot in step_slots:
+        slots.check_room(slot, 1)
+    token_by_slot = dict(zip(step_slots, map(int, token_ids), strict=True))
+    logits_by_slot: dict[int, NDArray[np.float32]] = {}
+    for covering in slots.covering(list(step_slots)):
+        logits_by_slot |= _decode_range(session, slots, covering, token_by_slot)
+    for slot in step_slots:
+        slots.lengths[slot] += 1
+    return np.stack([logits_by_slot[slot] for slot in step_slots])
+
+
+def _decode_range(
+    session: Session, slots: Slots, covering: SlotRange, token_by_slot: dict[int, int]
+) -> dict[int, NDArray[np.float32]]:
+    """One call over a range of slots. Bridged slots get token 0, which their own next token overwrites."""
+    members = range(covering.first, covering.first + covering.count)
+    token_ids = np.array([[token_by_slot.get(slot, 0)] for slot in members], np.int64)
+    logits = session.decode(covering, token_ids, slots.lengths[covering.first : covering.first + covering.count])
+    return {slot: logits[row, 0] for row, slot in enumerate(members) if slot in token_by_slot}

@@ -1,0 +1,42 @@
+"""`python -m pop_engine.runtime.replay`: run given tokens through an engine and write the logits down.
+
+This is how a builder checks what it built without importing the runtime: as a process, on the engine directory.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from pop_engine.configs.errors import exit_with_message
+from pop_engine.configs.manifest import MANIFEST_NAME
+from pop_engine.runtime.engine import Engine
+
+
+def main() -> int:
+    """Prefill `prompt`, then decode the tokens of `continuation` one by one, whatever the logits say."""
+    parser = argparse.ArgumentParser(prog="pop_engine.runtime.replay", description=main.__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("tokens", type=Path, help='JSON file: {"prompt": [ids], "continuation": [ids]}')
+    parser.add_argument("logits", type=Path, help="file to write: [1 + len(continuation), vocab_size] as .npy")
+    parser.add_argument("--manifest", default=MANIFEST_NAME, help="name of the manifest in the engine directory")
+    arguments = parser.parse_args()
+    return exit_with_message(
+        "replay", lambda: _replay(arguments.engine, arguments.tokens, arguments.logits, arguments.manifest)
+    )
+
+
+def _replay(directory: Path, tokens: Path, logits: Path, manifest_name: str) -> int:
+    given = json.loads(tokens.read_text(encoding="utf-8"))
+    with Engine.load(directory, manifest_name=manifest_name) as engine:
+        slot = engine.allocate_slot()
+        rows = [engine.prefill(slot, given["prompt"])]
+        rows += [engine.decode_step([slot], [token])[0] for token in given["continuation"]]
+    np.save(logits, np.stack(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

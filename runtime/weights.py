@@ -1,0 +1,38 @@
+"""The one copy of the weights, on disk: found and checked before anything loads."""
+
+from pathlib import Path
+
+from pop_engine.configs.errors import EngineError, UsageError
+from pop_engine.configs.manifest import FileRecord, Manifest, file_sha256
+
+
+def weights_directory(directory: Path, manifest: Manifest) -> Path:
+    """The folder with the weight files, every one of them present and of the recorded size.
+
+    Raises UsageError where the engine was built without weights, EngineError where files are missing or differ.
+    """
+    record = manifest.weights
+    if record is None:
+        raise UsageError(f"{directory}: built with --no-weights, so it cannot run; build it without that option")
+    for file in record.files:
+        _check_size(directory / file.path, file, moved=record.mode == "reference")
+    return directory / record.directory
+
+
+def check_graphs(directory: Path, manifest: Manifest) -> None:
+    """Raise EngineError unless every file beside the weights is the one that was built."""
+    for file in manifest.files:
+        path = directory / file.path
+        _check_size(path, file, moved=False)
+        if file_sha256(path) != file.sha256:
+            raise EngineError(f"{path}: changed since it was built (its SHA-256 differs); build the engine again")
+
+
+def _check_size(path: Path, file: FileRecord, *, moved: bool) -> None:
+    if not path.is_file():
+        fix = "the checkpoint it refers to has moved: put it back or build again" if moved else "build the engine again"
+        raise EngineError(f"{path}: missing; {fix}")
+    if path.stat().st_size != file.num_bytes:
+        raise EngineError(
+            f"{path}: {path.stat().st_size} bytes, but the manifest says {file.num_bytes}; build the engine again"
+        )

@@ -1,0 +1,76 @@
+"""A worker process that stands still whenever it is not asked."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from pop_engine.configs.errors import EngineError
+from pop_engine.tools.bench_message import BenchReply, BenchRequest
+
+
+class WorkerProcess:
+    """One engine, loaded in a process of its own and stopped by signal between requests.
+
+    Stopped, because the spinning threads of a loaded but idle engine slow another's timings by a factor of two
+    (DESIGN.md, Traps), and switching spinning off would change what is measured.
+    """
+
+    def __init__(self, command: Sequence[str], name: str) -> None:
+        """Start the worker and wait until it has loaded. Raises EngineError where it ends instead."""
+        self._name = name
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            self.peak_memory_bytes = self._receive().peak_memory_bytes
+            self._pause()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: BenchRequest) -> BenchReply:
+        """Wake the worker for one request. Raises EngineError where it ends without a reply."""
+        self._process.send_signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(request).decode() + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+        reply = self._receive()
+        self._pause()
+        self.peak_memory_bytes = reply.peak_memory_bytes
+        return reply
+
+    def close(self) -> None:
+        """End the worker, stopped or not."""
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _receive(self) -> BenchReply:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return msgspec.json.decode(line, type=BenchReply)
+
+    def _pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        # The signal takes effect a little later; another worker must not start before. WNOWAIT leaves an exit
+        # status for Popen to collect.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _ended(self) -> EngineError:
+        code = self._process.wait()
+        return EngineError(f"{self._name}: its worker ended with exit code {code}; its own message is above, if any")
