@@ -1,6 +1,22 @@
 """Engine directory in, tokens out. NumPy and a runtime; never torch, never transformers' models."""
 
-from pop_engine.runtime.engine import Engine
-from pop_engine.runtime.sampling import SamplingParams
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pop_engine.runtime.engine import Engine
+    from pop_engine.runtime.sampling import SamplingParams
 
 __all__ = ["Engine", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the API on first use, so that `pop-run --help` need not wait for ONNX Runtime."""
+    if name == "Engine":
+        from pop_engine.runtime.engine import Engine
+
+        return Engine
+    if name == "SamplingParams":
+        from pop_engine.runtime.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,8 +24,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a generation cost. `ttft_ms` runs from the prompt's tokens to the first sampled token, queueing included;
-    `tpot_ms` is the mean time of each token after that (0 where there is none).
+    """What a generation cost.
+
+    `ttft_ms` runs from the prompt's tokens to the first sampled token, waiting for a slot included; `tpot_ms` is the
+    mean time of each token after that, 0 where there is none.
     """
 
     num_prompt_tokens: int
@@ -36,13 +38,13 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished answer. `tokens` has the log-probabilities where they were asked for."""
+    """A finished answer. `logprobs` has one entry per token where they were asked for, and is empty otherwise."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     metrics: Metrics
-    tokens: tuple[SampledToken, ...]
+    logprobs: tuple[SampledToken, ...] = ()
 
 
 class Sequence:
@@ -116,5 +118,5 @@ class Sequence:
                 ttft_ms=(self._first - self._started) * 1e3,
                 tpot_ms=(self._last - self._first) * 1e3 / num_later if num_later else 0.0,
             ),
-            tokens=tuple(self._tokens),
+            logprobs=() if self._params.logprobs is None else tuple(self._tokens),
         )

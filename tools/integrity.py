@@ -60,6 +60,6 @@ def _listed_files(directory: Path, manifest: Manifest) -> Iterator[tuple[Path, F
     for record in manifest.files:
         yield directory / record.path, record
     if manifest.weights is not None:
-        # An absolute directory, as referenced weights have, replaces the engine's in the join.
+        # The path of a referenced file is absolute and replaces the engine's in the join.
         for record in manifest.weights.files:
-            yield directory / manifest.weights.directory / record.path, record
+            yield directory / record.path, record

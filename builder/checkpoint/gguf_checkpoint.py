@@ -20,6 +20,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from pop_engine.builder.checkpoint.checkpoint import StoredTensor
 from pop_engine.builder.checkpoint.gguf_tokenizer import save_gguf_tokenizer
 from pop_engine.builder.checkpoint.model_config import config_from_mapping
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.build_config import BuildOptions
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import ModelSource, TokenizerRecord
@@ -109,7 +110,7 @@ def _read_metadata(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return read_gguf_metadata(str(path))
     # struct.error and numpy's errors among them: the readers do not check what they parse.
     except Exception as error:
-        raise EngineError(f"{path}: damaged or truncated GGUF file ({error}); fetch the file again") from error
+        raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
 
 
 def _refuse_unsupported(path: Path, metadata: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -131,7 +132,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = load_gguf_checkpoint(str(path))["config"]  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise EngineError(f"{path}: its config cannot be read ({error}); use the safetensors folder") from error
+        raise EngineError(
+            f"{path}: its config cannot be read ({reason(error)}); fetch the file again or use the safetensors folder"
+        ) from error
     noise = ("_model_name_or_path", "quantization_config")
     return {key: value for key, value in content.items() if key not in noise}
 
@@ -167,14 +170,14 @@ def _list_tensors(
 
 def _processor(architecture: str, content: dict[str, Any]) -> TensorProcessor:
     kind: type[TensorProcessor] = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
-    return kind(config=content)  # type: ignore[no-untyped-call]
+    return kind(config=content)
 
 
 def _read_table(path: Path) -> list[gguf.ReaderTensor]:
     try:
         return list(gguf.GGUFReader(str(path)).tensors)
     except Exception as error:
-        raise EngineError(f"{path}: damaged or truncated GGUF file ({error}); fetch the file again") from error
+        raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
 
 
 def _parameter_shape(stored: tuple[int, ...], wanted: tuple[int, ...] | None) -> tuple[int, ...]:

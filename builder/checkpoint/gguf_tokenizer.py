@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.integrations.gguf.reader import read_gguf_metadata
 
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.builder.checkpoint.tokenizer_files import default_template, first_eos_ids
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import TOKENIZER_NAME, TokenizerRecord
@@ -37,7 +38,9 @@ def save_gguf_tokenizer(path: Path, directory: Path) -> TokenizerRecord | None:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     # A conversion can fail anywhere in the tokenizer's own class.
     except Exception as error:
-        raise EngineError(f"{path}: its tokenizer cannot be converted ({error}); use the safetensors folder") from error
+        raise EngineError(
+            f"{path}: its tokenizer cannot be converted ({reason(error)}); use the safetensors folder"
+        ) from error
     backend: Tokenizer = tokenizer.backend_tokenizer
     if kind == "gpt2" and metadata.get(_KEYS + "pre") in _SINGLE_DIGITS:
         _split_digits(backend)

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.errors import UsageError
 
 CONFIG_NAME = "config.json"
@@ -40,7 +41,9 @@ def read_model_config(directory: Path, *, trust_remote_code: bool) -> PreTrained
     try:
         config = AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code and not known)
     except (*_BAD_VALUES, ImportError, SyntaxError) as error:
-        raise UsageError(f"{path}: not a valid config of model_type {content.get('model_type')} ({error})") from error
+        raise UsageError(
+            f"{path}: not a valid config of model_type {content.get('model_type')} ({reason(error)})"
+        ) from error
     return _checked(config, str(path))
 
 
@@ -55,7 +58,7 @@ def config_from_mapping(content: dict[str, Any], origin: str) -> PreTrainedConfi
     try:
         config = CONFIG_MAPPING[model_type].from_dict(content)
     except _BAD_VALUES as error:
-        raise UsageError(f"{origin}: not a valid config of model_type {model_type} ({error})") from error
+        raise UsageError(f"{origin}: not a valid config of model_type {model_type} ({reason(error)})") from error
     return _checked(config, origin)
 
 
@@ -85,7 +88,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); fetch the file again") from error
+        raise UsageError(f"{path}: not JSON ({reason(error)}); fetch the file again") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected a JSON object, found {type(content).__name__}; fetch the file again")
     return content

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.build_config import BuildOptions, options_from_mapping
 from pop_engine.configs.errors import UsageError
 
@@ -63,7 +64,7 @@ def load_preset(name: str) -> Preset:
         content = yaml.safe_load(_folder().joinpath(name + _SUFFIX).read_text(encoding="utf-8"))
         file = msgspec.convert(content, _PresetFile)
     except (UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
-        raise UsageError(f"{origin}: damaged preset file ({error}); install pop-engine again") from error
+        raise UsageError(f"{origin}: damaged preset file ({reason(error)}); install pop-engine again") from error
     options = options_from_mapping(file.options, origin)
     return Preset(name, file.hub_id, file.revision, file.package, options, file.hf_config)
 

@@ -4,9 +4,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.errors import EngineError
 
 ALIGNMENT = 64
@@ -54,7 +56,12 @@ def read_header(path: Path) -> tuple[TensorSpan, ...]:
             )
         content = file.read(header_bytes)
     entries = _parse(content, path)
-    return tuple(_span(path, name, entry, data_start, file_bytes) for name, entry in entries.items())
+    spans = [_span(path, name, entry, data_start, file_bytes) for name, entry in entries.items()]
+    spans.sort(key=lambda span: span.begin)
+    for before, after in pairwise(spans):
+        if after.begin < before.begin + before.num_bytes:
+            raise EngineError(f"{path}: damaged header: {before.name} and {after.name} overlap; fetch the file again")
+    return tuple(spans)
 
 
 def encode_header(spans: Sequence[TensorSpan]) -> bytes:
@@ -90,7 +97,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
     try:
         entries = json.loads(content, object_pairs_hook=unique)
     except ValueError as error:
-        raise EngineError(f"{path}: damaged header: not JSON ({error}); fetch the file again") from error
+        raise EngineError(f"{path}: damaged header: not JSON ({reason(error)}); fetch the file again") from error
     if not isinstance(entries, dict):
         raise EngineError(f"{path}: damaged header: expected a JSON object; fetch the file again")
     return {name: entry for name, entry in entries.items() if name != _METADATA}

@@ -89,7 +89,9 @@ def _packaged_file(package: PresetPackage) -> Path | None:
 def _open_hub(
     name: str, hub_id: str, revision: str | None, options: BuildOptions, config: BuildConfig, *, fix: str
 ) -> Checkpoint:
-    folder, found_revision = fetch_snapshot(hub_id, revision, with_weights=config.with_weights, fix=fix)
+    folder, found_revision = fetch_snapshot(
+        hub_id, revision, with_weights=config.with_weights, with_code=config.trust_remote_code, fix=fix
+    )
     return _open_path(folder, ModelSource(name, hub_id, found_revision), options, config)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import TOKENIZER_NAME, TokenizerRecord
 
@@ -65,7 +66,7 @@ def _load(path: Path, origin: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     # The library raises plain Exception.
     except Exception as error:
-        raise EngineError(f"{origin}: not a readable tokenizer ({error}); fetch the file again") from error
+        raise EngineError(f"{origin}: not a readable tokenizer ({reason(error)}); fetch the file again") from error
 
 
 def _convert(folder: Path, *, trust_remote_code: bool) -> Tokenizer:
@@ -74,7 +75,7 @@ def _convert(folder: Path, *, trust_remote_code: bool) -> Tokenizer:
     # A conversion can fail anywhere in the tokenizer's own class.
     except Exception as error:
         raise EngineError(
-            f"{folder}: its tokenizer has no {TOKENIZER_NAME} and cannot be converted to one ({error})"
+            f"{folder}: its tokenizer has no {TOKENIZER_NAME} and cannot be converted to one ({reason(error)})"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
@@ -100,7 +101,7 @@ def _chat_template(folder: Path) -> str | None:
             if template := default_template(_read_json(folder / name).get("chat_template")):
                 return template
     except (UnicodeDecodeError, KeyError, TypeError) as error:
-        raise EngineError(f"{folder}: its chat template is damaged ({error}); fetch the files again") from error
+        raise EngineError(f"{folder}: its chat template is damaged ({reason(error)}); fetch the files again") from error
     return None
 
 
@@ -110,7 +111,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise EngineError(f"{path}: not JSON ({error}); fetch the file again") from error
+        raise EngineError(f"{path}: not JSON ({reason(error)}); fetch the file again") from error
     if not isinstance(content, dict):
         raise EngineError(f"{path}: expected a JSON object, found {type(content).__name__}; fetch the file again")
     return content

@@ -66,7 +66,7 @@ def make_engine(directory: Path) -> Manifest:
         prefill=GraphRecord("prefill.onnx", contracts[0], operators[0]),
         decode=GraphRecord("decode.onnx", contracts[1], operators[1]),
         weights=WeightsRecord(
-            "copy", "weights", "fp32", 1500, (record_file(weights / "model.safetensors", "model.safetensors"),)
+            "copy", "weights", "fp32", 1500, (record_file(weights / "model.safetensors", "weights/model.safetensors"),)
         ),
         tokenizer=None,
         verification=VerificationRecord("passed", "", 64, 4, 2.4e-5, 3.5e-5, 1e-3),
@@ -221,7 +221,8 @@ def test_check_follows_referenced_weights(engine: Path, tmp_path: Path, capsys: 
     (engine / "weights").rename(elsewhere)
     manifest = Manifest.load(engine)
     assert manifest.weights is not None
-    referenced = replace(manifest.weights, mode="reference", directory=str(elsewhere))
+    files = tuple(replace(file, path=str(elsewhere / Path(file.path).name)) for file in manifest.weights.files)
+    referenced = replace(manifest.weights, mode="reference", directory=str(elsewhere), files=files)
     replace(manifest, weights=referenced).save(engine / MANIFEST_NAME)
     assert run(capsys, engine, "--check")[0] == 0
     elsewhere.rename(tmp_path / "moved")

@@ -30,7 +30,9 @@ def tiny_model(dtype: torch.dtype = torch.float32, *, tied: bool = True) -> Llam
         eos_token_id=[3, 4],
         tie_word_embeddings=tied,
     )
-    return LlamaForCausalLM(config).to(dtype)
+    model = LlamaForCausalLM(config)
+    torch.nn.Module.to(model, dtype)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,8 @@ def test_cannot_be_linked(checkpoint: Checkpoint, tmp_path: Path) -> None:
     shapes = {"model.norm.weight": (576,)}
     assert plan_weights(shapes, checkpoint, "fp32", None, tmp_path).mode == "copy"
     for mode in ("link", "reference"):
-        with pytest.raises(UsageError, match="not a safetensors file.*use --weights copy"):
-            plan_weights(shapes, checkpoint, "fp32", mode, tmp_path)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"not a safetensors file.*use --weights copy"):
+            plan_weights(shapes, checkpoint, "fp32", mode, tmp_path)
 
 
 def write_gguf(path: Path, *, extra: tuple[str, ...] = (), width: int = 32, **metadata: Any) -> Path:

@@ -1,6 +1,4 @@
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +72,7 @@ def test_reference_needs_one_folder(folder: Folder, opened: Opened, parameters: 
     path = folder("sharded")
     shard = sorted(path.glob("*.safetensors"))[0]
     (tmp_path / "elsewhere").mkdir()
-    os.replace(shard, tmp_path / "elsewhere" / shard.name)
+    shard.replace(tmp_path / "elsewhere" / shard.name)
     shard.symlink_to(tmp_path / "elsewhere" / shard.name)
     with pytest.raises(UsageError, match="several folders"):
         plan_weights(parameters, opened(path), "fp32", "reference", tmp_path)
@@ -82,7 +80,7 @@ def test_reference_needs_one_folder(folder: Folder, opened: Opened, parameters: 
 
 def test_missing_tensor(folder: Folder, opened: Opened, parameters: Shapes, tmp_path: Path) -> None:
     checkpoint = opened(folder("single"))
-    with pytest.raises(EngineError, match="no tensor for parameter model.layers.9.extra.weight;"):
+    with pytest.raises(EngineError, match=r"no tensor for parameter model.layers.9.extra.weight;"):
         plan_weights({**parameters, "model.layers.9.extra.weight": (2,)}, checkpoint, "fp32", None, tmp_path)
 
 
@@ -134,7 +132,7 @@ def test_files_of_others_are_copied(  # type: ignore[no-untyped-def]
     folder: Folder, opened: Opened, parameters: Shapes, tmp_path: Path, monkeypatch
 ) -> None:
     checkpoint = opened(folder("single"))
-    monkeypatch.setattr(layout_module.os, "geteuid", lambda: 54321)
-    monkeypatch.setattr(layout_module.os, "access", lambda *a: False)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    monkeypatch.setattr("os.access", lambda *a: False)
     assert plan_weights(parameters, checkpoint, "fp32", None, tmp_path).mode == "copy"
-    assert replace(plan_weights(parameters, checkpoint, "fp32", "reference", tmp_path)).mode == "reference"
+    assert plan_weights(parameters, checkpoint, "fp32", "reference", tmp_path).mode == "reference"

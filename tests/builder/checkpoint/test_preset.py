@@ -1,6 +1,8 @@
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pop_engine.builder.checkpoint import preset as preset_module
 from pop_engine.builder.checkpoint.model_config import config_from_mapping
@@ -20,10 +22,10 @@ def test_tail_is_the_papers_or_a_third(name: str) -> None:
     assert preset.hub_id.count("/") == 1
 
 
-@pytest.mark.parametrize("name", [name for name in list_presets() if name != "qwen3-vl-8b"])
+@pytest.mark.parametrize("name", list_presets())
 def test_config_keeps_every_value(name: str) -> None:
     preset = load_preset(name)
-    config = config_from_mapping(preset.hf_config, name).to_dict()
+    config = CONFIG_MAPPING[preset.hf_config["model_type"]].from_dict(preset.hf_config).to_dict()
     for key, value in preset.hf_config.items():
         found = {k: config[key][k] for k in value} if key in ("text_config", "vision_config") else config[key]
         assert found == value, key
@@ -35,10 +37,8 @@ def test_config_keeps_every_value(name: str) -> None:
      ("llama-3.1-8b", 8.030), ("mistral-7b", 7.248), ("qwen3-0.6b", 0.596), ("qwen3-8b", 8.191), ("gemma-3-1b", 1.000)],
 )  # fmt: skip
 def test_parameter_count_is_the_published_one(name: str, billions: float) -> None:
-    import torch
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_from_mapping(load_preset(name).hf_config, name))
+        model = AutoModelForCausalLM.from_config(config_from_mapping(load_preset(name).hf_config, name))  # type: ignore[no-untyped-call]
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
 
 
@@ -50,7 +50,7 @@ def test_smollm2_comes_from_its_package() -> None:
 
 
 def test_unknown_preset_names_close_ones() -> None:
-    with pytest.raises(UsageError, match=r"preset 'smollm2-136m': unknown; did you mean smollm2-135m"):
+    with pytest.raises(UsageError, match=r"preset 'smollm2-136m': unknown; did you mean .*smollm2-135m"):
         load_preset("smollm2-136m")
 
 

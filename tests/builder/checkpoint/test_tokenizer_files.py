@@ -61,14 +61,14 @@ def test_no_tokenizer(folder: Folder, opened: Opened, tmp_path: Path) -> None:
 def test_damaged_tokenizer(folder: Folder, opened: Opened, tmp_path: Path) -> None:
     path = folder("single")
     add(path, "tokenizer.json", "{}")
-    with pytest.raises(EngineError, match="tokenizer.json: not a readable tokenizer"):
+    with pytest.raises(EngineError, match=r"tokenizer.json: not a readable tokenizer"):
         opened(path).save_tokenizer(tmp_path)
 
 
 def test_damaged_tokenizer_config(folder: Folder, opened: Opened, tmp_path: Path) -> None:
     path = folder("single")
     add(path, "tokenizer_config.json", "{")
-    with pytest.raises(EngineError, match="tokenizer_config.json: not JSON"):
+    with pytest.raises(EngineError, match=r"tokenizer_config.json: not JSON"):
         opened(path).save_tokenizer(tmp_path)
 
 

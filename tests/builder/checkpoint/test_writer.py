@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pop_engine.builder.checkpoint import writer as writer_module
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint
 from pop_engine.builder.checkpoint.layout import WeightLayout, plan_weights
 from pop_engine.builder.checkpoint.writer import write_weights
@@ -123,7 +122,7 @@ def test_overflow(folder: Folder, opened: Opened, parameters: Shapes, engine: Pa
     tensors = load_file(path / "model.safetensors")
     tensors["model.norm.weight"][0] = 1e6
     save_file(tensors, path / "model.safetensors")
-    with pytest.raises(EngineError, match="model.norm.weight overflows"):
+    with pytest.raises(EngineError, match=r"model.norm.weight overflows"):
         write(opened(path), parameters, engine, "fp16")
 
 
@@ -131,8 +130,8 @@ def test_refused_link(folder: Folder, opened: Opened, parameters: Shapes, engine
     def refuse(*arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(writer_module.os, "link", refuse)
-    with pytest.raises(UsageError, match="Operation not permitted.*use --weights copy"):
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(UsageError, match=r"Operation not permitted.*use --weights copy"):
         write(opened(folder("single")), parameters, engine, mode="link")
 
 
