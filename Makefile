@@ -17,7 +17,8 @@ test: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -p pop_engine.configs -p pop_engine.plugins -p pop_engine.builder -p pop_engine.runtime -p pop_engine.tools
+	$(BIN)/mypy tests
 
 bench: $(VENV)/.ready
 	bash tools/run_benchmarks.sh $(BIN)

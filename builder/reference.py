@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 import torch
-from accelerate import init_empty_weights
+from accelerate.big_modeling import init_empty_weights
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 
@@ -28,7 +28,8 @@ def load_reference_model(config: PretrainedConfig, layout: WeightLayout, weights
     state = {name: tensors[canonical] for name, canonical in canonical_names(model).items()}
     model.load_state_dict(state, assign=True, strict=False)
     model.tie_weights()
-    return model.eval()
+    model.eval()
+    return model
 
 
 @torch.no_grad()

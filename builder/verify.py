@@ -66,7 +66,8 @@ def _draw_tokens(vocab_size: int, max_seq_len: int) -> _Tokens:
 def _replay(staging: Path, manifest_name: str, tokens: _Tokens) -> NDArray[np.float32]:
     given, written = staging / ".verify.json", staging / ".verify.npy"
     given.write_text(json.dumps({"prompt": tokens.prompt, "continuation": tokens.continuation}), encoding="utf-8")
-    command = [sys.executable, "-m", "pop_engine.runtime.replay", staging, given, written, "--manifest", manifest_name]
+    replay = [sys.executable, "-m", "pop_engine.runtime.replay"]
+    command = [*replay, str(staging), str(given), str(written), "--manifest", manifest_name]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise EngineError(f"verification failed: the engine does not run ({finished.stderr.strip()})")

@@ -30,7 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens of this total")
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (0: all)")
     add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below this share of the likeliest one's")
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, tokens seen before are less likely")
+    add(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: tokens seen before get less likely"
+    )
     add("--seed", type=int, metavar="N", help="the same seed samples the same text")
     add("--stop", action="append", default=[], metavar="S", help="end before this text; may be repeated")
     add("--ignore-eos", action="store_true", help="go on after an end token")

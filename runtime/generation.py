@@ -28,7 +28,10 @@ def prefill(
         is_last = start + len(chunk) == len(context)
         logits = session.prefill(slot, chunk, int(slots.lengths[slot]), num_boundary if is_last else 0)
         slots.lengths[slot] += len(chunk)
-    return logits[-1] if boundary == "one-pass" else decode_step(session, slots, [slot], prompt[-1:])[0]
+    if boundary == "two-step":
+        logits = decode_step(session, slots, [slot], prompt[-1:])
+    last: NDArray[np.float32] = logits[-1]
+    return last
 
 
 def decode_step(

@@ -51,7 +51,7 @@ class GgufTensor(StoredTensor):
             raise EngineError(f"{self.file}: tensor {self.stored_name}: {error}; use another GGUF file") from error
         # Some processors hand a tensor back through this mapping and not through their result.
         aside: dict[str, dict[str, torch.Tensor]] = {"tensors": {}}
-        result = self.processor.process(  # type: ignore[no-untyped-call]
+        result = self.processor.process(
             weights=values.reshape(self.stored_shape),
             name=self.stored_name,
             tensor_key_mapping={self.stored_name: self.name},
@@ -130,7 +130,7 @@ def _refuse_unsupported(path: Path, metadata: Mapping[str, Any], names: tuple[st
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = load_gguf_checkpoint(str(path))["config"]  # type: ignore[no-untyped-call]
+        content: dict[str, Any] = load_gguf_checkpoint(str(path))["config"]
     except Exception as error:
         raise EngineError(
             f"{path}: its config cannot be read ({reason(error)}); fetch the file again or use the safetensors folder"
@@ -144,7 +144,7 @@ def _list_tensors(
 ) -> dict[str, StoredTensor]:
     processor = _processor(architecture, content)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(hf_config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
     hf_names = get_gguf_hf_weights_map(model, processor)
     tensors: dict[str, StoredTensor] = {}

@@ -1,10 +1,12 @@
 """Lower a traced graph for ONNX Runtime on the CPU."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pop_engine.builder.passes.linear_weights import replace_node
+from pop_engine.builder.passes.linear_weights import copy_dtype, replace_node
 from pop_engine.configs import io_contract as io
 from pop_engine.plugins.attention import Attention, GroupQueryAttentionInputs, lower_to_group_query_attention
 from pop_engine.plugins.kv_cache_update import KVCacheUpdate, lower_to_tensor_scatter
@@ -81,7 +83,8 @@ class _AttentionLowering:
     def _expose(self, present: ir.Value, written: ir.Value, *, replaces: bool) -> None:
         """Make `written` a graph output: in place of the single write, or as the second write to the same buffer."""
         assert present.name is not None
-        written.shape, written.dtype = present.shape, present.dtype
+        written.shape = present.shape
+        copy_dtype(present, written)
         outputs = self._graph.outputs
         if replaces:
             written.name = present.name
@@ -100,7 +103,8 @@ class _AttentionLowering:
         batch, rows, heads, head_dim = out.shape
         assert isinstance(heads, int)
         assert isinstance(head_dim, int)
-        joined.shape, joined.dtype = ir.Shape([batch, rows, heads * head_dim]), out.dtype
+        joined.shape = ir.Shape([batch, rows, heads * head_dim])
+        copy_dtype(out, joined)
         return ir.node("Reshape", [joined, self._constant([0, 0, heads, head_dim])])
 
     def _rows_of_heads(self, before: ir.Node, value: ir.Value, heads: int, head_dim: int) -> ir.Value:
@@ -137,7 +141,8 @@ class _AttentionLowering:
     def _insert(self, before: ir.Node, node: ir.Node, like: ir.Value, width: int) -> ir.Value:
         assert like.shape is not None
         output = node.outputs[0]
-        output.shape, output.dtype = ir.Shape([like.shape[0], like.shape[2], width]), like.dtype
+        output.shape = ir.Shape([like.shape[0], like.shape[2], width])
+        copy_dtype(like, output)
         self._graph.insert_before(before, node)
         return output
 
@@ -146,7 +151,7 @@ class _AttentionLowering:
         return self._shared(("constant", str(values)), "Constant", [], {"value": tensor})
 
     def _shared(
-        self, key: tuple[object, ...], op_type: str, inputs: list[ir.Value], attributes: dict[str, int | ir.Tensor]
+        self, key: tuple[object, ...], op_type: str, inputs: list[ir.Value], attributes: dict[str, Any]
     ) -> ir.Value:
         """The output of a node that is made once per graph. A topological sort puts it in its place later."""
         if key not in self._made:
@@ -156,7 +161,7 @@ class _AttentionLowering:
         return self._made[key]
 
     def _int32(self, value: ir.Value) -> ir.Value:
-        return self._shared(("int32", value), "Cast", [value], {"to": ir.DataType.INT32})
+        return self._shared(("int32", value), "Cast", [value], {"to": int(ir.DataType.INT32)})
 
     def _seqlens_k(self, total_len: ir.Value) -> ir.Value:
         return self._int32(self._shared(("last", total_len), "Sub", [total_len, self._constant(1)], {}))

@@ -22,7 +22,7 @@ class TwoStepTail:
     def wrap(self, layers: list[nn.Module]) -> None:
         """Replace the forward of these tail layers."""
         for layer in layers:
-            layer.forward = self._forward(layer.forward)  # type: ignore[method-assign]
+            layer.forward = self._forward(layer.forward)
 
     def _forward(self, run: LayerForward) -> LayerForward:
         def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -53,9 +53,9 @@ class OnePassTail:
     def wrap(self, layers: list[nn.Module], last: nn.Module) -> None:
         """Replace the forward of these tail layers; with none, of the last layer, so that one chooses the rows."""
         for layer in layers:
-            layer.forward = self._forward(layer.forward)  # type: ignore[method-assign]
+            layer.forward = self._forward(layer.forward)
         if not layers:
-            last.forward = self._choose_rows(last.forward)  # type: ignore[method-assign]
+            last.forward = self._choose_rows(last.forward)
 
     def _forward(self, run: LayerForward) -> LayerForward:
         def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,8 @@ class OnePassTail:
             assert self._boundary_rows is not None
             output = run(hidden_states, *args, **kwargs)
             full = output[0] if isinstance(output, tuple) else output
-            return full.index_select(1, self._boundary_rows)
+            chosen: torch.Tensor = full.index_select(1, self._boundary_rows)
+            return chosen
 
         return forward
 

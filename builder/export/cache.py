@@ -15,7 +15,7 @@ class RecordingLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._past: tuple[torch.Tensor, torch.Tensor] | None = None
         self._cache_len: torch.Tensor | None = None
         self._context: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -86,7 +86,8 @@ class RecordingCache(Cache):
         """Start a trace. `past` is K and V per layer, `cache_len` [B], `new_len` the rows of this call."""
         for layer, (past_key, past_value) in zip(self.recording, past, strict=True):
             layer.begin(past_key, past_value, cache_len)
-        self.total_len = cache_len + new_len
+        total_len: torch.Tensor = cache_len + new_len  # type: ignore[assignment]
+        self.total_len = total_len
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:

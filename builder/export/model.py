@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from accelerate import init_empty_weights
+from accelerate.big_modeling import init_empty_weights
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv

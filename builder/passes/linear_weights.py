@@ -36,5 +36,12 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
 def replace_node(graph: ir.Graph, node: ir.Node, nodes: list[ir.Node]) -> None:
     """Put `nodes` where `node` stands. The last one's first output takes its name, shape and dtype."""
     old, new = node.outputs[0], nodes[-1].outputs[0]
-    new.name, new.shape, new.dtype = old.name, old.shape, old.dtype
+    new.name, new.shape = old.name, old.shape
+    copy_dtype(old, new)
     ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [old], [new])
+
+
+def copy_dtype(old: ir.Value, new: ir.Value) -> None:
+    """Give a new value an old one's dtype, where that is known."""
+    if old.dtype is not None:
+        new.dtype = old.dtype

@@ -17,7 +17,7 @@ def _halves_repeat(value: ir.Value) -> bool:
     return node is not None and node.op_type == "Concat" and len(set(node.inputs)) == 1 and len(node.inputs) == 2
 
 
-class _RotateHalfFusion(pattern.RewriteRuleClassBase):  # type: ignore[misc]
+class _RotateHalfFusion(pattern.RewriteRuleClassBase):
     """x·cos + rotate_half(x)·sin, as in transformers' apply_rotary_pos_emb; x is [B, H, rows, D]."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _RotateHalfFusion(pattern.RewriteRuleClassBase):  # type: ignore[misc]
         rotated = op.Concat(op.Neg(second), first, axis=-1)
         return op.Add(op.Mul(x, op.Unsqueeze(cos, axis1)), op.Mul(rotated, op.Unsqueeze(sin, axis2)))
 
-    def check(self, context, x, cos, sin, start1, end1, start2, axis1, axis2, **_):  # type: ignore[no-untyped-def]
+    def check(self, context, x, cos, sin, start1, end1, start2, axis1, axis2, **_):  # type: ignore[no-untyped-def, override]
         result = pattern.MatchResult()
         if x.shape is None or not isinstance(x.shape[1], int) or not isinstance(x.shape[3], int):
             return result.fail("heads or head size unknown")
@@ -59,5 +59,5 @@ class FuseRope(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Apply the fusion to every place it fits."""
-        count = pattern.RewriteRuleSet([_RotateHalfFusion.rule()]).apply_to_model(model)
+        count = pattern.RewriteRuleSet([_RotateHalfFusion.rule()])  # type: ignore[no-untyped-call].apply_to_model(model)
         return ir.passes.PassResult(model, modified=bool(count))

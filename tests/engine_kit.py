@@ -1,0 +1,220 @@
+"""What the engine tests share: tiny checkpoints, engines built from them, and a look into an engine's cache."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from pop_engine.builder import pipeline
+from pop_engine.builder.graph import BuiltGraph, GraphJob, build_graph
+from pop_engine.builder.graph_workers import BuiltGraphs, GraphWorkers
+from pop_engine.builder.progress import BuildProgress
+from pop_engine.configs.build_config import BuildConfig, BuildOptions
+from pop_engine.configs.io_contract import Boundary, past_key, past_value
+from pop_engine.runtime import Engine
+from pop_engine.runtime.kv_cache import SlotRange
+from pop_reference import ReferenceCache
+
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+
+# One tiny model serves every test: 12 layers, so that tails of 0, 1, 10 and L - 1 layers are four plans.
+NUM_LAYERS = 12
+VOCAB_SIZE = 320
+MAX_SEQ_LEN = 48
+NUM_SLOTS = 4
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+_SPECIAL_TOKENS = ["<|end|>", "<|im_start|>", "<|im_end|>"]
+_CORPUS = ["the cat sat on the mat and then the other cat ran to the hat", "user assistant system\n", "naïve café"]
+
+
+def save_tiny_checkpoint(folder: Path) -> Path:
+    """A random Llama with a byte-level tokenizer and a chat template, in the form that transformers saves."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    # A few ids fewer than the model has rows: checkpoints pad their vocabulary.
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=_SPECIAL_TOKENS, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id("<|end|>"),
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            # Large enough that attention is far from uniform and the top logits far apart.
+            drawn = torch.rand_like(weight) + 0.5 if weight.dim() == 1 else torch.randn_like(weight) * 0.2
+            weight.copy_(drawn)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def load_hf_model(folder: Path) -> Any:
+    """A checkpoint in Hugging Face's own class, fp32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+class _InProcessWorkers(GraphWorkers):
+    """Traces here and now: starting two processes takes longer than tracing a tiny model.
+
+    Decode graphs do not depend on the plan, so engines of one model share one. Same jobs, same `build_graph`.
+    """
+
+    decode_graphs: dict[str, tuple[BuiltGraph, bytes]]
+
+    def __enter__(self) -> "_InProcessWorkers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def results(self) -> BuiltGraphs:
+        prefill, decode = self._jobs
+        return BuiltGraphs(build_graph(prefill), self._shared_decode(decode))
+
+    def _shared_decode(self, job: GraphJob) -> BuiltGraph:
+        key = f"{job.config.to_json_string()} {job.lowered} {job.layout}"
+        if key not in self.decode_graphs:
+            self.decode_graphs[key] = (build_graph(job), job.out.read_bytes())
+        built, content = self.decode_graphs[key]
+        job.out.write_bytes(content)
+        return built
+
+
+class EngineKit:
+    """Builds engines and keeps them: one build for each set of options, one loaded engine for each build."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._directories: dict[tuple[object, ...], Path] = {}
+        self._engines: dict[Path, Engine] = {}
+        self._workers = type("Workers", (_InProcessWorkers,), {"decode_graphs": {}})
+
+    def directory(self, model: str | Path, *, verify: bool = False, with_weights: bool = True, **options: Any) -> Path:
+        """An engine directory, built with these BuildOptions. Not to be changed: others use it too."""
+        key = (str(model), verify, with_weights, *sorted(options.items()))
+        if key not in self._directories:
+            out = self._root / f"engine{len(self._directories)}"
+            config = BuildConfig(str(model), out, BuildOptions(**options), verify=verify, with_weights=with_weights)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pipeline, "GraphWorkers", self._workers)
+                pipeline.build(config, BuildProgress(verbose=False))
+            self._directories[key] = out
+        return self._directories[key]
+
+    def __call__(self, model: str | Path, **options: Any) -> Engine:
+        """A loaded engine, shared: leave its slots free and its manifest as it was."""
+        directory = self.directory(model, **options)
+        if directory not in self._engines:
+            self._engines[directory] = Engine.load(directory)
+        engine = self._engines[directory]
+        assert engine.num_free_slots == engine.manifest.limits.max_batch_size, "an earlier test kept a slot"
+        return engine
+
+    def close(self) -> None:
+        """Give up the loaded engines."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+
+class TinyEngines:
+    """Engines of the tiny checkpoint, by tail and boundary."""
+
+    def __init__(self, kit: EngineKit, checkpoint: Path) -> None:
+        self._kit = kit
+        self.checkpoint = checkpoint
+
+    def __call__(self, num_tail_layers: int, boundary: Boundary) -> Engine:
+        """A loaded engine, shared."""
+        return self._kit(self.checkpoint, **self._options(num_tail_layers, boundary))
+
+    def directory(self, num_tail_layers: int, boundary: Boundary) -> Path:
+        """The engine's directory."""
+        return self._kit.directory(self.checkpoint, **self._options(num_tail_layers, boundary))
+
+    @staticmethod
+    def _options(num_tail_layers: int, boundary: Boundary) -> dict[str, Any]:
+        return {
+            "tail_layers": num_tail_layers,
+            "boundary": boundary,
+            "max_seq_len": MAX_SEQ_LEN,
+            "max_batch_size": NUM_SLOTS,
+        }
+
+
+@contextmanager
+def taken_slots(engine: Engine, count: int) -> Iterator[list[int]]:
+    """Slots of an engine, given back at the end."""
+    slots = [engine.allocate_slot() for _ in range(count)]
+    try:
+        yield slots
+    finally:
+        for slot in slots:
+            engine.free_slot(slot)
+
+
+@contextmanager
+def chunks_of(engine: Engine, max_prefill_len: int) -> Iterator[None]:
+    """Within it, the engine feeds prompts in chunks of this size."""
+    manifest = engine.manifest
+    limits = dataclasses.replace(manifest.limits, max_prefill_len=max_prefill_len)
+    engine.manifest = dataclasses.replace(manifest, limits=limits)
+    try:
+        yield
+    finally:
+        engine.manifest = manifest
+
+
+def cached(engine: Engine, slot: int) -> NDArray[np.float32]:
+    """All that a slot holds, [layers, K and V, H_kv, tokens, D]: a copy.
+
+    The public API shows no cache, on purpose; the pools behind the session are what the graphs are bound to.
+    """
+    session: Any = engine._session
+    pool, length = session._prefill._pool, int(engine._slots.lengths[slot])
+    names = ((past_key(layer_idx), past_value(layer_idx)) for layer_idx in range(len(engine.manifest.cache.layers)))
+    return np.stack([[pool.view(name, SlotRange(slot, 1))[0, :, :length] for name in pair] for pair in names])
+
+
+def stacked(cache: ReferenceCache) -> NDArray[np.float32]:
+    """The reference's cache in the same form."""
+    pairs = zip(cache.keys, cache.values, strict=True)
+    return np.stack([[key[0].numpy(), value[0].numpy()] for key, value in pairs])
+
+
+def random_tokens(count: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """Token ids that repeat from run to run."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, count)]
+
+
+def relative_error(found: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
+    """Largest absolute difference, in units of the largest expected magnitude. The shapes must be equal."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
