@@ -16,15 +16,15 @@ from onnx_ir.passes.common import (
 from transformers import PretrainedConfig
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
-from pop_engine.builder.compile.ort_cpu import LowerAttention
+from pop_engine.builder.compile.target import target_of
 from pop_engine.builder.export.trace import GraphSpec, trace_graph
 from pop_engine.builder.passes.fold_constants import FoldConstants
-from pop_engine.builder.passes.linear_weights import FuseWeightTranspose
-from pop_engine.builder.passes.managed_weights import AttachWeights, DetachWeights
+from pop_engine.builder.passes.managed_weights import DetachWeights
 from pop_engine.builder.passes.rms_norm import FuseRmsNorm
 from pop_engine.builder.passes.rope import FuseRope
 from pop_engine.builder.passes.static_reshape import StaticReshape
 from pop_engine.configs.io_contract import GraphContract
+from pop_engine.configs.manifest import TargetName
 
 PRODUCER = "pop-engine"
 
@@ -34,6 +34,7 @@ class GraphJob:
     """What is needed to build one graph, in a process of its own. `lowered` is the contract after the lowering."""
 
     config: PretrainedConfig
+    target: TargetName
     spec: GraphSpec
     lowered: GraphContract
     layout: WeightLayout
@@ -62,14 +63,11 @@ def build_graph(job: GraphJob) -> BuiltGraph:
         FuseRmsNorm(),
         FuseRope(),
         StaticReshape(),
-        FuseWeightTranspose(),
-        LowerAttention(),
-        StaticReshape(),
+        *target_of(job.target).lowering(detach.detached, job.layout),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedOpsetsPass(),
         TopologicalSortPass(),
-        AttachWeights(detach.detached, job.layout),
     ]
     for number, graph_pass in enumerate(passes):
         graph_pass(model)

@@ -12,10 +12,11 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
+from pop_engine.builder.compile.target import target_of
 from pop_engine.builder.export.trace import GraphSpec
 from pop_engine.builder.graph import BuiltGraph, GraphJob, build_graph
 from pop_engine.configs.build_config import ResolvedBuild
-from pop_engine.configs.io_contract import CacheShape, decode_contract, prefill_contract
+from pop_engine.configs.io_contract import CacheShape, GraphContract, Phase, decode_contract, prefill_contract
 from pop_engine.configs.manifest import DECODE_GRAPH, PREFILL_GRAPH
 
 _PARENT_CHECK_S = 0.5
@@ -43,28 +44,20 @@ class GraphWorkers:
     ) -> None:
         vocab_size = config.get_text_config(decoder=True).vocab_size
         plan, boundary, dtype = resolved.plan, resolved.boundary, resolved.dtype
+        target = target_of(resolved.target)
         traced = prefill_contract(plan, boundary, cache, vocab_size, boundary_writes=False)
-        lowered = prefill_contract(plan, boundary, cache, vocab_size, boundary_writes=True)
+        lowered = prefill_contract(plan, boundary, cache, vocab_size, boundary_writes=target.boundary_writes)
         decode = decode_contract(cache, vocab_size)
         if dump_dir is not None:
             dump_dir.mkdir(parents=True, exist_ok=True)
+
+        def job(phase: Phase, own: GraphContract, after: GraphContract, file: str) -> GraphJob:
+            spec = GraphSpec(phase, plan, boundary, own, dtype)
+            return GraphJob(config, target.name, spec, after, layout, staging / file, dump_dir)
+
         self._jobs = [
-            GraphJob(
-                config,
-                GraphSpec("prefill", plan, boundary, traced, dtype),
-                lowered,
-                layout,
-                staging / PREFILL_GRAPH,
-                dump_dir,
-            ),
-            GraphJob(
-                config,
-                GraphSpec("decode", plan, boundary, decode, dtype),
-                decode,
-                layout,
-                staging / DECODE_GRAPH,
-                dump_dir,
-            ),
+            job("prefill", traced, lowered, PREFILL_GRAPH),
+            job("decode", decode, decode, DECODE_GRAPH),
         ]
 
     def __enter__(self) -> "GraphWorkers":
@@ -76,8 +69,11 @@ class GraphWorkers:
         ]
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._pool.terminate()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self._pool.close()
+        else:
+            self._pool.terminate()
         self._pool.join()
 
     def results(self) -> BuiltGraphs:

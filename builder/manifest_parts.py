@@ -4,6 +4,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
+from pop_engine.builder.compile.target import Target, target_of
 from pop_engine.builder.graph import BuiltGraph
 from pop_engine.builder.graph_workers import BuiltGraphs
 from pop_engine.configs.build_config import ResolvedBuild
@@ -43,6 +44,7 @@ class EngineParts:
 def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
     """The manifest of an engine that is still to be verified. Hashes every file beside the weights."""
     resolved = parts.resolved
+    target = target_of(resolved.target)
     return Manifest(
         format_version=FORMAT_VERSION,
         source=parts.source,
@@ -51,10 +53,9 @@ def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
         boundary=resolved.boundary,
         dtype=resolved.dtype,
         target=TargetRecord(
-            resolved.target,
-            _versions(),
-            # In the one-pass form the prefill graph with one row is the decode step (DESIGN.md, One session).
-            decode_with="prefill" if resolved.boundary == "one-pass" else "decode",
+            target.name,
+            _versions(target),
+            decode_with=target.decode_with(resolved.boundary),
         ),
         limits=resolved.limits,
         cache=parts.cache,
@@ -72,8 +73,8 @@ def _graph_record(file: str, graph: BuiltGraph) -> GraphRecord:
     return GraphRecord(file, graph.contract, graph.operators)
 
 
-def _versions() -> dict[str, str]:
-    packages = ("onnxruntime", "onnx", "torch", "transformers")
+def _versions(target: Target) -> dict[str, str]:
+    packages = (*target.version_packages, "onnx", "torch", "transformers")
     return {package: importlib.metadata.version(package) for package in packages}
 
 

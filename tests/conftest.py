@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_kit import EngineKit, TinyEngines, load_hf_model, save_tiny_checkpoint
+from engine_kit import EngineKit, TinyModels
 
 
 @pytest.fixture(scope="session")
@@ -18,15 +18,10 @@ def build_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineKit
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+def tiny(build_engine: EngineKit, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    return TinyModels(build_engine, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def tiny_engines(build_engine: EngineKit, tiny_checkpoint: Path) -> TinyEngines:
-    return TinyEngines(build_engine, tiny_checkpoint)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny_checkpoint: Path) -> Any:
-    return load_hf_model(tiny_checkpoint)
+def tiny_checkpoint(tiny: TinyModels) -> Path:
+    return tiny.checkpoint()

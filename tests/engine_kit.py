@@ -24,10 +24,14 @@ from pop_engine.runtime import Engine
 from pop_engine.runtime.kv_cache import SlotRange
 from pop_reference import ReferenceCache
 
+# Layers and tail layers.
+Plan = tuple[int, int]
 BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
 
-# One tiny model serves every test: 12 layers, so that tails of 0, 1, 10 and L - 1 layers are four plans.
-NUM_LAYERS = 12
+# Layers of the two tiny models: what most tests use, and one deep enough for the tail of 10 layers.
+SMALL, DEEP = 4, 12
+# Tails of 0, 1, L - 1 and 10 layers.
+PLANS: tuple[Plan, ...] = ((SMALL, 0), (SMALL, 1), (SMALL, SMALL - 1), (DEEP, 10))
 VOCAB_SIZE = 320
 MAX_SEQ_LEN = 48
 NUM_SLOTS = 4
@@ -39,7 +43,7 @@ _SPECIAL_TOKENS = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 _CORPUS = ["the cat sat on the mat and then the other cat ran to the hat", "user assistant system\n", "naïve café"]
 
 
-def save_tiny_checkpoint(folder: Path) -> Path:
+def save_tiny_checkpoint(folder: Path, num_layers: int) -> Path:
     """A random Llama with a byte-level tokenizer and a chat template, in the form that transformers saves."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,7 +56,7 @@ def save_tiny_checkpoint(folder: Path) -> Path:
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=NUM_LAYERS,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
@@ -144,29 +148,37 @@ class EngineKit:
         self._engines.clear()
 
 
-class TinyEngines:
-    """Engines of the tiny checkpoint, by tail and boundary."""
+class TinyModels:
+    """The tiny checkpoints by their number of layers, and their engines by plan and boundary."""
 
-    def __init__(self, kit: EngineKit, checkpoint: Path) -> None:
+    def __init__(self, kit: EngineKit, root: Path) -> None:
         self._kit = kit
-        self.checkpoint = checkpoint
+        self._root = root
+        self._models: dict[int, Any] = {}
 
-    def __call__(self, num_tail_layers: int, boundary: Boundary) -> Engine:
-        """A loaded engine, shared."""
-        return self._kit(self.checkpoint, **self._options(num_tail_layers, boundary))
+    def checkpoint(self, num_layers: int = SMALL) -> Path:
+        """The checkpoint's folder."""
+        folder = self._root / f"layers{num_layers}"
+        return folder if folder.is_dir() else save_tiny_checkpoint(folder, num_layers)
 
-    def directory(self, num_tail_layers: int, boundary: Boundary) -> Path:
-        """The engine's directory."""
-        return self._kit.directory(self.checkpoint, **self._options(num_tail_layers, boundary))
+    def hf_model(self, num_layers: int = SMALL) -> Any:
+        """The checkpoint in Hugging Face's own class."""
+        if num_layers not in self._models:
+            self._models[num_layers] = load_hf_model(self.checkpoint(num_layers))
+        return self._models[num_layers]
 
-    @staticmethod
-    def _options(num_tail_layers: int, boundary: Boundary) -> dict[str, Any]:
-        return {
-            "tail_layers": num_tail_layers,
-            "boundary": boundary,
-            "max_seq_len": MAX_SEQ_LEN,
-            "max_batch_size": NUM_SLOTS,
-        }
+    def engine(self, plan: Plan, boundary: Boundary) -> Engine:
+        """A loaded engine, shared: leave its slots free and its manifest as it was."""
+        return self._kit(self.checkpoint(plan[0]), **_options(plan, boundary))
+
+    def directory(self, plan: Plan, boundary: Boundary) -> Path:
+        """The engine's directory. Not to be changed."""
+        return self._kit.directory(self.checkpoint(plan[0]), **_options(plan, boundary))
+
+
+def _options(plan: Plan, boundary: Boundary) -> dict[str, Any]:
+    limits = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": NUM_SLOTS}
+    return {"tail_layers": plan[1], "boundary": boundary, **limits}
 
 
 @contextmanager

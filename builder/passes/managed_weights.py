@@ -1,5 +1,7 @@
 """Managed weights: parameters under the checkpoint's names, outside the graph's files, one copy for both graphs."""
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
@@ -42,7 +44,7 @@ class DetachWeights(ir.passes.InPlacePass):
 class AttachWeights(ir.passes.InPlacePass):
     """Turn the parameters back into initializers, as external data at their place in the weight files."""
 
-    def __init__(self, detached: dict[str, ir.Value], layout: WeightLayout) -> None:
+    def __init__(self, detached: Mapping[str, ir.Value], layout: WeightLayout) -> None:
         super().__init__()
         self._detached = detached
         self._layout = layout

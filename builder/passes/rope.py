@@ -59,5 +59,6 @@ class FuseRope(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Apply the fusion to every place it fits."""
-        count = pattern.RewriteRuleSet([_RotateHalfFusion.rule()])  # type: ignore[no-untyped-call].apply_to_model(model)
+        rule = _RotateHalfFusion.rule()  # type: ignore[no-untyped-call]
+        count = pattern.RewriteRuleSet([rule]).apply_to_model(model)
         return ir.passes.PassResult(model, modified=bool(count))
