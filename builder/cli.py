@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from pop_engine.configs.build_config import BuildConfig, BuildOptions, load_options
+from pop_engine.configs.build_config import DEFAULT_RTX_GPU, RTX_GPUS, BuildConfig, BuildOptions, load_options
 from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.configs.io_contract import Boundary
 from pop_engine.configs.manifest import DType, TargetName, WeightsMode
@@ -29,7 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-m", "--model", required=True, help="preset, checkpoint folder, .gguf file or hub id")
     add("-o", "--out", required=True, type=Path, help="engine directory to write")
     add("--target", choices=get_args(TargetName), help="what the engine runs on (default: ort-cpu)")
-    add("--dtype", choices=get_args(DType), help="what weights and cache are kept in (default: fp32 on ort-cpu)")
+    add("--dtype", choices=get_args(DType), help="what weights and cache are kept in (default: fp32 on ort-cpu, else bf16)")
+    add("--gpu", choices=RTX_GPUS, help=f"what tensorrt-rtx compiles for (default: {DEFAULT_RTX_GPU})")
     tail = parser.add_mutually_exclusive_group()
     tail.add_argument("--tail-layers", type=int, metavar="N", help="layers that prefill skips (default: a third)")
     tail.add_argument("--prune-ratio", type=float, metavar="R", help="the same as a share of the layers")
@@ -70,6 +71,7 @@ def _config(arguments: argparse.Namespace) -> BuildConfig:
     flags = BuildOptions(
         target=arguments.target,
         dtype=arguments.dtype,
+        gpu=arguments.gpu,
         tail_layers=arguments.tail_layers,
         prune_ratio=arguments.prune_ratio,
         boundary=arguments.boundary,

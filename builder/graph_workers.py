@@ -2,11 +2,17 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.pool import AsyncResult
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from transformers import PretrainedConfig
@@ -16,6 +22,7 @@ from pop_engine.builder.compile.target import target_of
 from pop_engine.builder.export.trace import GraphSpec
 from pop_engine.builder.graph import BuiltGraph, GraphJob, build_graph
 from pop_engine.configs.build_config import ResolvedBuild
+from pop_engine.configs.errors import EngineError
 from pop_engine.configs.io_contract import CacheShape, GraphContract, Phase, decode_contract, prefill_contract
 from pop_engine.configs.manifest import DECODE_GRAPH, PREFILL_GRAPH
 
@@ -63,32 +70,94 @@ class GraphWorkers:
     def __enter__(self) -> "GraphWorkers":
         # Spawned, not forked: torch has threads by now, and a forked child could find their locks taken.
         context = multiprocessing.get_context("spawn")
-        self._pool = context.Pool(len(self._jobs), initializer=_start_worker, initargs=(os.getpid(),))
-        self._results: list[AsyncResult[BuiltGraph]] = [
-            self._pool.apply_async(build_graph, (job,)) for job in self._jobs
-        ]
+        self._workers: list[_Worker] = []
+        try:
+            with _interrupts_held():
+                for job in self._jobs:
+                    receiver, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=_work, args=(job, sender, os.getpid()), daemon=True)
+                    process.start()
+                    # The child has the only sending end now: where it dies, receiving ends too.
+                    sender.close()
+                    self._workers.append(_Worker(job.spec.phase, process, receiver))
+        except BaseException:
+            self._end()
+            raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None:
-            self._pool.close()
-        else:
-            self._pool.terminate()
-        self._pool.join()
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.results.close()
 
     def results(self) -> BuiltGraphs:
-        """Wait for both graphs. Raises what building one raised."""
-        prefill, decode = (result.get() for result in self._results)
+        """Wait for both graphs. Raises what building one raised, EngineError where its process was killed."""
+        prefill, decode = (worker.receive() for worker in self._workers)
         return BuiltGraphs(prefill, decode)
 
 
-def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end with it: an orphan would write into a folder that is no longer its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@dataclass(frozen=True)
+class _Worker:
+    """One graph's process, and the end of the pipe that its one result comes from."""
+
+    phase: Phase
+    process: BaseProcess
+    results: Connection
+
+    def receive(self) -> BuiltGraph:
+        try:
+            result = self.results.recv()
+        except EOFError as error:
+            self.process.join()
+            raise EngineError(
+                f"the process that traces the {self.phase} graph was ended (exit code {self.process.exitcode}), "
+                "usually for lack of memory; free some and build again"
+            ) from error
+        if isinstance(result, BaseException):
+            raise result
+        assert isinstance(result, BuiltGraph)
+        return result
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes that start here never see Ctrl-C, which reaches all of a terminal's: the parent ends them."""
+    # Its own start would let interrupts through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(job: GraphJob, results: Connection, parent: int) -> None:
+    """Build one graph and send it, or what went wrong; the process ends with its parent."""
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    try:
+        result: BuiltGraph | Exception = build_graph(job)
+    except Exception as error:
+        result = _portable(error)
+    results.send(result)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error with its traceback as a note: tracebacks do not travel, and some errors do not either."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note(trace)
+    return copy
 
 
 def _end_with_parent(parent: int) -> None:
+    """An orphan would write into a folder that is no longer its own."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os._exit(1)

@@ -15,7 +15,14 @@ from pop_engine.configs.prune_plan import PrunePlan
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_PREFILL_LEN = 512
-SUPPORTED_TARGETS: dict[TargetName, tuple[DType, ...]] = {"ort-cpu": ("fp32",)}
+SUPPORTED_TARGETS: dict[TargetName, tuple[DType, ...]] = {
+    "ort-cpu": ("fp32",),
+    "tensorrt": ("bf16", "fp16"),
+    "tensorrt-rtx": ("bf16", "fp16"),
+}
+# TensorRT-RTX compiles for one of these on any machine; TensorRT compiles for the GPU it finds.
+RTX_GPUS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+DEFAULT_RTX_GPU = "sm89"
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class BuildOptions:
 
     target: TargetName | None = None
     dtype: DType | None = None
+    gpu: str | None = None
     tail_layers: int | None = None
     prune_ratio: float | None = None
     boundary: Boundary | None = None
@@ -101,6 +109,7 @@ class ResolvedBuild:
     dtype: DType
     limits: Limits
     weights: WeightsMode | None
+    gpu: str | None = None
 
 
 def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
@@ -119,7 +128,21 @@ def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
         dtype=dtype,
         limits=_resolve_limits(options, dims),
         weights=options.weights,
+        gpu=_resolve_gpu(options.gpu, target, dtype),
     )
+
+
+def _resolve_gpu(gpu: str | None, target: TargetName, dtype: DType) -> str | None:
+    if target != "tensorrt-rtx":
+        if gpu is not None:
+            raise UsageError(f"--gpu {gpu}: only target tensorrt-rtx compiles for a GPU that is named; leave it out")
+        return None
+    gpu = gpu or DEFAULT_RTX_GPU
+    if gpu not in RTX_GPUS:
+        raise UsageError(f"--gpu {gpu}: TensorRT-RTX compiles for {', '.join(RTX_GPUS)}")
+    if gpu == "sm75" and dtype == "bf16":
+        raise UsageError("--gpu sm75: has no bf16; add --dtype fp16")
+    return gpu
 
 
 def _resolve_plan(options: BuildOptions, num_hidden_layers: int) -> PrunePlan:

@@ -63,13 +63,18 @@ class Binding:
 
 @dataclass(frozen=True)
 class GraphContract:
-    """The inputs and outputs of one graph, in the graph's order."""
+    """The inputs and outputs of one graph, in the graph's order.
+
+    `weights` are the parameters that a target takes as inputs, after the others and under the checkpoint's names.
+    Elsewhere they are initializers, and no bindings.
+    """
 
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
+    weights: tuple[Binding, ...] = ()
 
     def names(self) -> frozenset[str]:
-        """Names of all bindings."""
+        """Names of all bindings but the weights."""
         return frozenset(binding.name for binding in (*self.inputs, *self.outputs))
 
 
@@ -94,11 +99,11 @@ def _token_inputs() -> list[Binding]:
     ]
 
 
-def _row_inputs(plan: PrunePlan, boundary: Boundary) -> list[Binding]:
+def _row_inputs(plan: PrunePlan, boundary: Boundary, num_boundary: int | str) -> list[Binding]:
     """Which rows of the call go through the tail in full, and which only write their K and V there."""
     if boundary == "two-step":
         return []
-    rows = [Binding(BOUNDARY_ROWS, (NUM_BOUNDARY,), "int64")]
+    rows = [Binding(BOUNDARY_ROWS, (num_boundary,), "int64")]
     if plan.num_tail_layers:
         rows.insert(0, Binding(CONTEXT_ROWS, (NUM_CONTEXT,), "int64"))
     return rows
@@ -117,20 +122,29 @@ def _cache_bindings(cache: CacheShape) -> tuple[list[Binding], list[Binding]]:
 
 
 def prefill_contract(
-    plan: PrunePlan, boundary: Boundary, cache: CacheShape, vocab_size: int, *, boundary_writes: bool
+    plan: PrunePlan,
+    boundary: Boundary,
+    cache: CacheShape,
+    vocab_size: int,
+    *,
+    boundary_writes: bool,
+    num_boundary: int | str = NUM_BOUNDARY,
 ) -> GraphContract:
     """Bindings of the prefill graph.
 
     `boundary_writes` says that the target writes a tail layer's cache twice in the one-pass form: the context
     rows, then the boundary rows. Both writes are outputs on the same buffer.
+    `num_boundary` is 1 where a target must know the number of boundary rows. A chunk before the last, which has
+    none, then gives all its rows as context rows and its last one once more as the boundary row: that row's K and V
+    land behind the chunk, where the next chunk writes, and its logits mean nothing.
     """
     past, present = _cache_bindings(cache)
-    outputs = [] if boundary == "two-step" else [Binding(LOGITS, (BATCH, NUM_BOUNDARY, vocab_size), cache.dtype)]
+    outputs = [] if boundary == "two-step" else [Binding(LOGITS, (BATCH, num_boundary, vocab_size), cache.dtype)]
     outputs += present
     if boundary_writes and boundary == "one-pass":
         tail = {name for layer_idx in plan.tail for name in (past_key(layer_idx), past_value(layer_idx))}
         outputs += [Binding(boundary_write(b.name), b.shape, b.dtype, b.alias) for b in present if b.alias in tail]
-    inputs = _token_inputs() + _row_inputs(plan, boundary) + past
+    inputs = _token_inputs() + _row_inputs(plan, boundary, num_boundary) + past
     return GraphContract(tuple(inputs), tuple(outputs))
 
 

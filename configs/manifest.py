@@ -10,12 +10,14 @@ import msgspec
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.io_contract import Boundary, CacheShape, GraphContract
 from pop_engine.configs.model_dims import ModelDims
+from pop_engine.configs.plan_record import PlanRecord
 from pop_engine.configs.prune_plan import PrunePlan
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "engine.json"
 PREFILL_GRAPH = "prefill.onnx"
 DECODE_GRAPH = "decode.onnx"
+PLAN_SUFFIX = ".plan"
 WEIGHTS_DIRECTORY = "weights"
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -57,20 +59,25 @@ class WeightsRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph: its file, its bindings and how often each operator occurs in it."""
+    """One graph: its file, its bindings, how often each operator occurs in it, and the plan compiled from it."""
 
     file: str
     contract: GraphContract
     operators: dict[str, int]
+    plan: PlanRecord | None = None
 
 
 @dataclass(frozen=True)
 class TargetRecord:
-    """What the graphs were lowered for. `decode_with` names the graph that serves decode on this target."""
+    """What the graphs were lowered for. `decode_with` names the graph that serves decode on this target.
+
+    `gpu` is the one GPU that the plans run on, like `sm89`, where the target has plans.
+    """
 
     name: TargetName
     versions: dict[str, str]
     decode_with: Literal["prefill", "decode"]
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)

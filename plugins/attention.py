@@ -147,3 +147,30 @@ def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAtten
         domain="com.microsoft",
         num_outputs=3,
     )
+
+
+def lower_to_standard_attention(attention: Attention, mask: ir.Value | None) -> list[ir.Node]:
+    """Attention-24 of the ONNX standard; the last node's output is [B, rows, H, D].
+
+    `mask` is bool [B, 1, rows, M], or none for plain causality, which the operator counts back from `total_len`.
+    Queries are scaled before it, in fp32: TensorRT's attention has no scale, and its parser would multiply the whole
+    cache by the root of one in every call.
+    """
+    query, nodes = attention.query, _scale_query(attention)
+    if nodes:
+        query = nodes[-1].outputs[0]
+    inputs = [query, attention.present_key, attention.present_value, mask, None, None, attention.total_len]
+    nodes.append(ir.node("Attention", inputs, {"is_causal": int(mask is None), "scale": 1.0}))
+    nodes.append(ir.node("Transpose", [nodes[-1].outputs[0]], {"perm": [0, 2, 1, 3]}))
+    return nodes
+
+
+def _scale_query(attention: Attention) -> list[ir.Node]:
+    if attention.scale == 1.0:
+        return []
+    dtype = attention.query.dtype
+    assert dtype is not None
+    scale = ir.node("Constant", [], {"value": ir.tensor(np.array(attention.scale, np.float32))})
+    wide = ir.node("Cast", [attention.query], {"to": int(ir.DataType.FLOAT)})
+    scaled = ir.node("Mul", [wide.outputs[0], scale.outputs[0]])
+    return [scale, wide, scaled, ir.node("Cast", [scaled.outputs[0]], {"to": int(dtype)})]

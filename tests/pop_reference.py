@@ -50,15 +50,18 @@ def empty_cache(model: Model) -> ReferenceCache:
 
 
 @torch.no_grad()
-def pruned_prefill(model: Model, token_ids: list[int], num_tail_layers: int) -> ReferenceCache:
+def pruned_prefill(
+    model: Model, token_ids: list[int], num_tail_layers: int, cache: ReferenceCache | None = None
+) -> ReferenceCache:
     """The cache that the pruned model leaves after x_1 … x_{N-1}, here `token_ids` (may be empty).
 
-    The trunk runs in full. A tail layer does only k_l and v_l, from h_K, which passes it unchanged.
+    The trunk runs in full. A tail layer does only k_l and v_l, from h_K, which passes it unchanged. With a cache,
+    the tokens come after those that it holds: more of a conversation.
     """
-    cache = empty_cache(model)
+    cache = empty_cache(model) if cache is None else cache
     if not token_ids:
         return cache
-    hidden, rotary = _embed(model, token_ids, start=0)
+    hidden, rotary = _embed(model, token_ids, start=cache.num_tokens)
     for layer_idx, layer in enumerate(model.model.layers):
         if layer_idx < _num_trunk_layers(model, num_tail_layers):
             hidden = _full_layer(layer, layer_idx, hidden, rotary, cache)

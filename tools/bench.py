@@ -91,8 +91,9 @@ def measure(options: BenchOptions, pop: Manifest, full: Manifest, contest: Conte
         for length in options.input_lens
     )
     decode = tuple(
-        measure_decode(options, contest, _random_prompts(generator, batch, options.decode_context_len, vocab_size))
+        measure_decode(contest, BenchRequest(prompts, options.num_decode_steps))
         for batch in options.decode_batches
+        for prompts in [_random_prompts(generator, batch, options.decode_context_len, vocab_size)]
     )
     return BenchResult(
         machine=describe_machine(),
@@ -130,11 +131,11 @@ def measure_ttft(
     )
 
 
-def measure_decode(options: BenchOptions, contest: Contest, prompts: tuple[tuple[int, ...], ...]) -> DecodeRow:
-    """Time of a decode step over all prompts together."""
-    replies = contest.run(BenchRequest(prompts, options.num_decode_steps), f"decode batch {len(prompts)}")
+def measure_decode(contest: Contest, request: BenchRequest) -> DecodeRow:
+    """Time of a decode step over all prompts of the request together."""
+    replies = contest.run(request, f"decode batch {len(request.prompts)}")
     pop, full = (Spread.of([ms for reply in side for ms in reply.step_ms]) for side in replies)
-    return DecodeRow(len(prompts), pop, full, full.median / pop.median)
+    return DecodeRow(len(request.prompts), pop, full, full.median / pop.median)
 
 
 def show_progress(text: str) -> None:

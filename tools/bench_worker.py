@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(path: Path, threads: int | None) -> int:
     """Answer each request line with a reply line."""
     with Engine.load(path, threads=threads) as engine:
-        _send(BenchReply((), (), peak_memory_bytes()))
+        send(BenchReply((), (), peak_memory_bytes()))
         for line in sys.stdin:
-            _send(measure(engine, msgspec.json.decode(line, type=BenchRequest)))
+            send(measure(engine, msgspec.json.decode(line, type=BenchRequest)))
     return 0
 
 
@@ -62,7 +62,8 @@ def _milliseconds_since(start: float) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def _send(reply: BenchReply) -> None:
+def send(reply: BenchReply) -> None:
+    """Write a reply line."""
     print(msgspec.json.encode(reply).decode(), flush=True)
 
 

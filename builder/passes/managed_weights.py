@@ -65,3 +65,18 @@ class AttachWeights(ir.passes.InPlacePass):
         return ir.ExternalTensor(
             entry.file, entry.offset, entry.num_bytes, value.dtype, shape=ir.Shape(entry.shape), name=name, base_dir=""
         )
+
+
+class KeepWeightInputs(ir.passes.InPlacePass):
+    """Leave the parameters as graph inputs, behind the contract's own; those that nothing reads go."""
+
+    def __init__(self, detached: Mapping[str, ir.Value]) -> None:
+        super().__init__()
+        self._detached = detached
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Remove what a pruned layer does not need."""
+        unused = [value for value in self._detached.values() if not value.uses()]
+        for value in unused:
+            model.graph.inputs.remove(value)
+        return ir.passes.PassResult(model, modified=bool(unused))

@@ -1,0 +1,87 @@
+"""The baseline of bench_decode: the decode graph in a session of its own, and nothing of ours around it."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from pop_engine.configs import io_contract as io
+from pop_engine.configs.errors import exit_with_message
+from pop_engine.configs.manifest import Manifest
+from pop_engine.tools.bench_message import BenchReply, BenchRequest
+from pop_engine.tools.bench_worker import peak_memory_bytes, send
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Load the decode graph and serve requests until stdin ends."""
+    parser = argparse.ArgumentParser(prog="plain_decode", description="Time the decode graph alone for bench_decode.")
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    return exit_with_message("plain_decode", lambda: serve(arguments.engine, arguments.threads))
+
+
+def serve(directory: Path, threads: int) -> int:
+    """Answer each request line with a reply line."""
+    manifest = Manifest.load(directory)
+    assert manifest.weights is not None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    folder = str((directory / manifest.weights.directory).resolve())
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    graph = (directory / manifest.decode.file).read_bytes()
+    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    send(BenchReply((), (), peak_memory_bytes()))
+    for line in sys.stdin:
+        send(measure(session, manifest, msgspec.json.decode(line, type=BenchRequest)))
+    return 0
+
+
+def measure(session: ort.InferenceSession, manifest: Manifest, request: BenchRequest) -> BenchReply:
+    """Time decode steps over caches that hold as many tokens as the prompts have; what they hold does not matter."""
+    batch = len(request.prompts)
+    lengths = np.array([len(prompt) for prompt in request.prompts])
+    binding, caches = _bind(session, manifest, batch)
+    logits = np.empty((batch, 1, manifest.dims.vocab_size), np.float32)
+    tokens = np.ones((batch, 1), np.int64)
+    step_ms = []
+    for _ in range(request.num_decode_steps):
+        start = time.perf_counter()
+        inputs = {io.INPUT_IDS: tokens, io.POSITION_IDS: lengths[:, None].copy(), io.CACHE_LEN: lengths}
+        for name, value in inputs.items():
+            binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        binding.bind_output(io.LOGITS, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        session.run_with_iobinding(binding)
+        tokens = np.argmax(logits, axis=-1)
+        lengths = lengths + 1
+        step_ms.append((time.perf_counter() - start) * 1000)
+    del caches
+    return BenchReply((), tuple(step_ms), peak_memory_bytes())
+
+
+def _bind(
+    session: ort.InferenceSession, manifest: Manifest, batch: int
+) -> tuple[ort.IOBinding, dict[str, NDArray[np.float32]]]:
+    binding = session.io_binding()
+    contract = manifest.decode.contract
+    caches: dict[str, NDArray[np.float32]] = {}
+    for declared in contract.inputs:
+        if declared.dtype == manifest.cache.dtype:
+            shape = [batch if dim == io.BATCH else int(dim) for dim in declared.shape]
+            cache = caches[declared.name] = np.zeros(shape, np.float32)
+            binding.bind_input(declared.name, "cpu", 0, cache.dtype, shape, cache.ctypes.data)
+    for declared in contract.outputs:
+        if declared.alias is not None:
+            cache = caches[declared.alias]
+            binding.bind_output(declared.name, "cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+    return binding, caches
+
+
+if __name__ == "__main__":
+    sys.exit(main())
