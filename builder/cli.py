@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the flags, build, print a summary."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    return exit_with_message("pop-build", lambda: _run(arguments))
+    return exit_with_message("pop-build", lambda: _run(arguments), verbose=arguments.verbose)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,7 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     add("-m", "--model", required=True, help="preset, checkpoint folder, .gguf file or hub id")
     add("-o", "--out", required=True, type=Path, help="engine directory to write")
     add("--target", choices=get_args(TargetName), help="what the engine runs on (default: ort-cpu)")
-    add("--dtype", choices=get_args(DType), help="what weights and cache are kept in (default: fp32 on ort-cpu, else bf16)")
+    add(
+        "--dtype",
+        choices=get_args(DType),
+        help="what weights and cache are kept in (default: fp32 on ort-cpu, else bf16)",
+    )
     add("--gpu", choices=RTX_GPUS, help=f"what tensorrt-rtx compiles for (default: {DEFAULT_RTX_GPU})")
     tail = parser.add_mutually_exclusive_group()
     tail.add_argument("--tail-layers", type=int, metavar="N", help="layers that prefill skips (default: a third)")

@@ -1,7 +1,5 @@
 """One graph of an engine, from a config to a file: trace, passes, lowering."""
 
-import resource
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,17 +42,14 @@ class GraphJob:
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """A graph on disk, how often each operator occurs in it, and what it took."""
+    """A graph on disk, and how often each operator occurs in it."""
 
     contract: GraphContract
     operators: dict[str, int]
-    seconds: float
-    peak_memory_bytes: int
 
 
 def build_graph(job: GraphJob) -> BuiltGraph:
     """Trace, run the passes, save. Raises EngineError where the model class cannot be traced."""
-    started = time.perf_counter()
     model, names = trace_graph(job.config, job.spec)
     detach = DetachWeights(names)
     passes: list[ir.passes.InPlacePass] = [
@@ -79,8 +74,6 @@ def build_graph(job: GraphJob) -> BuiltGraph:
     return BuiltGraph(
         contract=job.lowered,
         operators=dict(Counter(node.op_type for node in model.graph).most_common()),
-        seconds=time.perf_counter() - started,
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 

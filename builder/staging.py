@@ -1,6 +1,7 @@
 """The folder an engine is written to before it is one: a temporary sibling, renamed at the very end."""
 
 import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import MANIFEST_NAME
 
+_OLD_SUFFIX = "-old"
+
 
 @contextmanager
 def staging_directory(out: Path, *, force: bool) -> Iterator[Path]:
@@ -18,12 +21,12 @@ def staging_directory(out: Path, *, force: bool) -> Iterator[Path]:
     Leftovers of killed builds into the same folder are removed first. Raises UsageError where `out` may not be
     written: it is in use, holds something else, or another build is at it.
     """
-    out = out.absolute()
-    _check_out(out, force=force)
+    # A link stays one: the folder behind it is what gets replaced.
+    out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     with _lock(out):
-        for leftover in out.parent.glob(f".{out.name}.pop-build-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _remove_leftovers(out)
+        _check_out(out, force=force)
         staging = out.parent / f".{out.name}.pop-build-{os.getpid()}"
         staging.mkdir()
         try:
@@ -34,12 +37,30 @@ def staging_directory(out: Path, *, force: bool) -> Iterator[Path]:
 
 def publish(staging: Path, out: Path) -> None:
     """Rename the finished folder to its place. An engine that stands there is moved aside first, then removed."""
-    out = out.absolute()
-    old = staging.with_name(f"{staging.name}-old")
+    out = out.resolve()
+    old = staging.with_name(staging.name + _OLD_SUFFIX)
     if out.exists():
         out.rename(old)
-    staging.rename(out)
+    try:
+        staging.rename(out)
+    except BaseException:
+        _put_back(old, out)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(old: Path, out: Path) -> None:
+    """Undo half a replacement."""
+    if old.exists() and not out.exists():
+        old.rename(out)
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Remove what killed builds have left; an engine that one had moved aside and not yet replaced is put back."""
+    for leftover in out.parent.glob(f".{glob.escape(out.name)}.pop-build-*"):
+        if leftover.name.endswith(_OLD_SUFFIX):
+            _put_back(leftover, out)
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _check_out(out: Path, *, force: bool) -> None:

@@ -35,6 +35,7 @@ class BuildOptions:
     tail_layers: int | None = None
     prune_ratio: float | None = None
     boundary: Boundary | None = None
+    boundary_window: int | None = None
     max_seq_len: int | None = None
     max_batch_size: int | None = None
     max_prefill_len: int | None = None
@@ -44,7 +45,7 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.tail_layers is not None and self.prune_ratio is not None:
             raise UsageError("--tail-layers and --prune-ratio: both say how long the tail is; give one of them")
-        for name in ("max_seq_len", "max_batch_size", "max_prefill_len"):
+        for name in ("boundary_window", "max_seq_len", "max_batch_size", "max_prefill_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {value}: expected a whole number of at least 1")
@@ -80,13 +81,16 @@ def options_from_mapping(content: Any, origin: str) -> BuildOptions:
             raise UsageError(f"{origin}: unknown option {name!r}; expected one of {', '.join(known)}")
     try:
         return msgspec.convert(named, BuildOptions)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UsageError) as error:
         raise UsageError(f"{origin}: {error}") from error
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """One call of pop-build. `options` are the flags over the config file; the preset comes in with the model."""
+    """One call of pop-build. `options` are the flags over the config file; the preset comes in with the model.
+
+    At most one of `calibration`, a folder that pop-calibrate wrote, and `calibrate`, the text to calibrate on.
+    """
 
     model: str
     out: Path
@@ -97,6 +101,14 @@ class BuildConfig:
     trust_remote_code: bool = False
     dump_dir: Path | None = None
     verbose: bool = False
+    calibration: Path | None = None
+    calibrate: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.calibration is not None and self.calibrate is not None:
+            raise UsageError("--calibration and --calibrate: both say how the tail is calibrated; give one of them")
+        if self.calibrate is not None and not self.with_weights:
+            raise UsageError("--calibrate: needs the model's weights; leave --no-weights out")
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class ResolvedBuild:
     limits: Limits
     weights: WeightsMode | None
     gpu: str | None = None
+    boundary_window: int = 1
 
 
 def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
@@ -129,6 +142,7 @@ def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
         limits=_resolve_limits(options, dims),
         weights=options.weights,
         gpu=_resolve_gpu(options.gpu, target, dtype),
+        boundary_window=options.boundary_window or 1,
     )
 
 

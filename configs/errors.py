@@ -1,6 +1,7 @@
 """The two ways a command can end badly, and the line a person reads when it does."""
 
 import sys
+import traceback
 from collections.abc import Callable
 
 
@@ -20,11 +21,16 @@ class EngineError(PopError):
     """The work could not be done: a damaged file, a full disk, a model that cannot be exported (exit code 1)."""
 
 
-def exit_with_message(program: str, run: Callable[[], int]) -> int:
-    """Run a command and turn what a user can cause into one line on stderr and an exit code, never a traceback."""
+def exit_with_message(program: str, run: Callable[[], int], *, verbose: bool = False) -> int:
+    """Run a command and turn what a user can cause into one line on stderr and an exit code.
+
+    A traceback comes before that line only where the user asked for it (`verbose`).
+    """
     try:
         return run()
     except PopError as error:
+        if verbose:
+            traceback.print_exc()
         message, code = str(error), error.exit_code
     except KeyboardInterrupt:
         message, code = "interrupted", 130
@@ -46,6 +52,8 @@ def describe_os_error(error: OSError) -> str:
     hints = {
         28: "free some space or choose another folder",
         13: "choose a folder you may write to, or change its permissions",
+        17: "it is in the way; choose another folder",
+        20: "a file is in the way; choose another folder",
         30: "the file system is read-only; choose another folder",
     }
     hint = hints.get(error.errno or 0)

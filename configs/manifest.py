@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from pop_engine.configs.calibration import CalibrationRecord
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.io_contract import Boundary, CacheShape, GraphContract
 from pop_engine.configs.model_dims import ModelDims
@@ -19,6 +20,7 @@ PREFILL_GRAPH = "prefill.onnx"
 DECODE_GRAPH = "decode.onnx"
 PLAN_SUFFIX = ".plan"
 WEIGHTS_DIRECTORY = "weights"
+CALIBRATED_WEIGHTS = "pop-calibrated.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 
 TargetName = Literal["ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx"]
@@ -48,7 +50,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """The one copy of the weights. `directory` is below the engine directory, or absolute when referenced."""
+    """The one copy of the weights. `directory` is below the engine directory, or absolute when referenced.
+
+    Calibrated weights are not the checkpoint's: their file is the engine's own in every mode.
+    """
 
     mode: WeightsMode
     directory: str
@@ -125,7 +130,10 @@ class BuildRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contract between builder and runtime: only an engine directory passes between them."""
+    """The contract between builder and runtime: only an engine directory passes between them.
+
+    `boundary_window` is how many of a prompt's last tokens go through the tail in full.
+    """
 
     format_version: int
     source: ModelSource
@@ -143,6 +151,8 @@ class Manifest:
     verification: VerificationRecord
     build: BuildRecord
     files: tuple[FileRecord, ...]
+    boundary_window: int = 1
+    calibration: CalibrationRecord | None = None
 
     def save(self, path: Path) -> None:
         """Write the manifest as indented JSON."""
@@ -187,7 +197,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         raise EngineError(f"{path}: format version {found}, but this version reads {FORMAT_VERSION}; {fix}")
     try:
         return msgspec.json.decode(content, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UsageError) as error:
         raise EngineError(f"{path}: damaged manifest ({error}); build the engine again") from error
 
 

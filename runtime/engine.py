@@ -128,13 +128,21 @@ class Engine:
         self._check_token_ids(token_ids)
         manifest = self.manifest
         return generation.prefill(
-            self._open(), self._slots, slot, token_ids, manifest.boundary, manifest.limits.max_prefill_len
+            self._open(),
+            self._slots,
+            slot,
+            token_ids,
+            manifest.boundary,
+            manifest.boundary_window,
+            manifest.limits.max_prefill_len,
         )
 
     def decode_step(self, slots: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Run one new token in each of these slots; returns logits [len(slots), vocab_size]."""
         if len(slots) != len(token_ids) or len(set(slots)) != len(slots):
-            raise UsageError(f"decode_step: {len(slots)} slots and {len(token_ids)} tokens; give each slot one token")
+            raise UsageError(
+                f"decode_step: slots {list(slots)} and {len(token_ids)} tokens; give each slot once, with one token"
+            )
         self._check_token_ids(token_ids)
         return generation.decode_step(self._open(), self._slots, slots, token_ids)
 

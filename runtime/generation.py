@@ -11,25 +11,34 @@ from pop_engine.runtime.sessions.session import Session
 
 
 def prefill(
-    session: Session, slots: Slots, slot: int, token_ids: Sequence[int], boundary: Boundary, max_prefill_len: int
+    session: Session,
+    slots: Slots,
+    slot: int,
+    token_ids: Sequence[int],
+    boundary: Boundary,
+    boundary_window: int,
+    max_prefill_len: int,
 ) -> NDArray[np.float32]:
     """Run a prompt into a slot, chunk by chunk; returns the logits [vocab_size] of its last token.
 
-    Only the last token goes through the tail in full: in the call of the last chunk (one-pass), or as the first
-    decode step (two-step, the paper's form). Chunks before it write their K and V alone.
+    Only the last `boundary_window` tokens (1 in the paper) go through the tail in full: in the calls that their
+    chunks make anyway (one-pass), or as the first decode step (two-step, the paper's form). Tokens before them write
+    their K and V alone. A window may span chunks: each of its rows sees the same keys wherever the cut is.
     """
     slots.check_room(slot, len(token_ids))
     prompt = np.asarray(token_ids, np.int64)
-    num_boundary = 1 if boundary == "one-pass" else 0
-    context = prompt if boundary == "one-pass" else prompt[:-1]
+    num_context = max(len(prompt) - boundary_window, 0)
+    pruned = prompt if boundary == "one-pass" else prompt[:num_context]
     logits = np.empty((0, 0), np.float32)
-    for start in range(0, len(context), max_prefill_len):
-        chunk = context[start : start + max_prefill_len]
-        is_last = start + len(chunk) == len(context)
-        logits = session.prefill(slot, chunk, int(slots.lengths[slot]), num_boundary if is_last else 0)
+    for start in range(0, len(pruned), max_prefill_len):
+        chunk = pruned[start : start + max_prefill_len]
+        num_boundary = min(max(start + len(chunk) - num_context, 0), len(chunk))
+        logits = session.prefill(slot, chunk, int(slots.lengths[slot]), num_boundary)
         slots.lengths[slot] += len(chunk)
-    if boundary == "two-step":
-        logits = decode_step(session, slots, [slot], prompt[-1:])
+    for start in range(len(pruned), len(prompt), max_prefill_len):
+        chunk = prompt[start : start + max_prefill_len]
+        logits = session.decode(SlotRange(slot, 1), chunk[None], slots.lengths[slot : slot + 1])[0]
+        slots.lengths[slot] += len(chunk)
     last: NDArray[np.float32] = logits[-1]
     return last
 

@@ -1,12 +1,12 @@
 """What pop-run prints: streamed text, JSON for programs, statistics."""
 
-import resource
 import sys
 import time
 
 import msgspec
 
 from pop_engine.runtime.engine import Engine
+from pop_engine.runtime.memory import peak_memory_bytes
 from pop_engine.runtime.requests import Request
 from pop_engine.runtime.sequence import Generation, Metrics
 
@@ -47,12 +47,6 @@ def print_batch(engine: Engine, requests: list[Request], load_ms: float, *, show
             f"{len(requests)} prompts, {num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s, "
             f"loaded in {load_ms:.0f} ms, {peak_memory_bytes() / 1e6:,.0f} MB at the peak\n"
         )
-
-
-def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far."""
-    # Linux counts in kilobytes, macOS in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _describe(metrics: Metrics, load_ms: float) -> str:

@@ -64,7 +64,8 @@ class Scheduler:
 
     def step(self) -> Iterator[Event]:
         """Prefill one waiting sequence if a slot is free; otherwise decode one token of every busy one."""
-        if self._waiting and self._engine.num_free_slots:
+        # With none busy there is nothing to wait for: allocate_slot then says that others hold every slot.
+        if self._waiting and (self._engine.num_free_slots or not self._busy):
             index, sequence = self._waiting.popleft()
             slot = self._engine.allocate_slot()
             self._busy[slot] = (index, sequence)

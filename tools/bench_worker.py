@@ -11,6 +11,7 @@ import numpy as np
 
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.runtime.engine import Engine
+from pop_engine.runtime.memory import peak_memory_bytes
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
 
 
@@ -47,15 +48,6 @@ def measure(engine: Engine, request: BenchRequest) -> BenchReply:
     for slot in slots:
         engine.free_slot(slot)
     return BenchReply(tuple(ttft_ms), tuple(step_ms), peak_memory_bytes())
-
-
-def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far."""
-    # Not getrusage: its ru_maxrss survives exec, so a small child would report its parent's peak.
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _milliseconds_since(start: float) -> float:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
+from pop_engine.runtime.memory import peak_memory_bytes
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
-from pop_engine.tools.bench_worker import peak_memory_bytes, send
+from pop_engine.tools.bench_worker import send
 
 
 def main(argv: Sequence[str] | None = None) -> int:

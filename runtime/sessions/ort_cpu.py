@@ -61,6 +61,9 @@ class OrtCpuSession:
     """
 
     def __init__(self, directory: Path, weights: Path, manifest: Manifest, threads: int | None) -> None:
+        if manifest.cache.dtype not in _CACHE_DTYPES:
+            expected = ", ".join(_CACHE_DTYPES)
+            raise EngineError(f"{directory}: dtype {manifest.cache.dtype}: ort-cpu runs {expected}; build it for that")
         self._dims = manifest.dims
         self._one_pass = manifest.boundary == "one-pass"
         self._has_context_rows = self._one_pass and manifest.plan.num_tail_layers > 0

@@ -1,0 +1,189 @@
+"""What prefill and decode compute, counted in the .onnx files themselves: nothing more than the method asks for."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import pytest
+
+from engine_kit import BOUNDARIES, DEEP, PLANS, EngineKit, Plan, TinyModels
+from pop_engine.configs.io_contract import BOUNDARY_ROWS, CONTEXT_ROWS, INPUT_IDS, POSITION_IDS, Boundary
+
+PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+ATTENTION = "GroupQueryAttention"
+CACHE_WRITE = "TensorScatter"
+FULL_LAYER = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+CONTEXT_LAYER = frozenset({"k_proj", "v_proj"})
+SMOLLM2: Plan = (30, 10)
+plans = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"tail{plan[1]}of{plan[0]}")
+
+
+@dataclass
+class Graph:
+    """One graph of an engine, without its weights."""
+
+    path: Path
+    nodes: list[onnx.NodeProto] = field(init=False)
+    makers: dict[str, onnx.NodeProto] = field(init=False)
+    weights: dict[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = onnx.load(str(self.path), load_external_data=False).graph
+        self.nodes = list(graph.node)
+        self.makers = {output: node for node in graph.node for output in node.output if output}
+        self.weights = {
+            weight.name: tuple(sorted(f"{entry.key}={entry.value}" for entry in weight.external_data))
+            for weight in graph.initializer
+            if weight.external_data
+        }
+
+    def count(self, *op_types: str) -> int:
+        return sum(node.op_type in op_types for node in self.nodes)
+
+    def products(self) -> Counter[str]:
+        """How often each weight is multiplied by. A product of anything else counts under the node's name."""
+        found: Counter[str] = Counter()
+        for node in self.nodes:
+            if node.op_type in PRODUCTS:
+                weights = [name for name in node.input if name in self.weights]
+                assert len(weights) == 1, node.name
+                found[weights[0]] += 1
+        return found
+
+    def attentions(self) -> dict[int, onnx.NodeProto]:
+        """By layer, which its cache output's name tells."""
+        found = {}
+        for node in self.nodes:
+            if node.op_type == ATTENTION:
+                found[int(node.output[1].split(".")[1])] = node
+        return found
+
+    def sources(self, name: str) -> set[str]:
+        """The graph inputs that a value's rows come from. A choice of rows ends the way, and is its own source."""
+        found, seen, waiting = set(), set(), [name]
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = self.makers.get(value)
+            if node is None:
+                found.add(value)
+            elif node.op_type == "Gather" and node.input[1] in (BOUNDARY_ROWS, CONTEXT_ROWS):
+                found.add(node.input[1])
+            else:
+                # An attention has as many rows as its query; its keys come from everywhere.
+                waiting += node.input[:1] if node.op_type == ATTENTION else node.input
+        return found & {INPUT_IDS, POSITION_IDS, BOUNDARY_ROWS, CONTEXT_ROWS}
+
+
+def expected_products(plan: Plan, boundary: Boundary | None) -> Counter[str]:
+    """Products by weight: of the prefill graph, or with no boundary of the decode graph."""
+    num_layers, num_tail_layers = plan
+    num_trunk_layers = num_layers if boundary is None else num_layers - num_tail_layers
+    if boundary == "two-step" and not num_tail_layers:
+        # No logits, so nothing but the cache reads the last layer: it is pruned as a tail of one, at no loss.
+        num_trunk_layers -= 1
+    expected: Counter[str] = Counter()
+    for layer_idx in range(num_layers):
+        full = layer_idx < num_trunk_layers or boundary == "one-pass"
+        names = list(FULL_LAYER) if full else list(CONTEXT_LAYER)
+        if layer_idx >= num_trunk_layers and boundary == "one-pass":
+            names += CONTEXT_LAYER
+        for name in names:
+            module = "self_attn" if name in {"q_proj", "k_proj", "v_proj", "o_proj"} else "mlp"
+            expected[f"model.layers.{layer_idx}.{module}.{name}.weight"] += 1
+    if boundary != "two-step":
+        expected["model.embed_tokens.weight"] += 1
+    return expected
+
+
+@plans
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_every_product_is_one_that_the_method_asks_for(tiny: TinyModels, plan: Plan, boundary: Boundary) -> None:
+    directory = tiny.directory(plan, boundary)
+    assert Graph(directory / "prefill.onnx").products() == expected_products(plan, boundary)
+    assert Graph(directory / "decode.onnx").products() == expected_products(plan, None)
+
+
+@plans
+def test_a_two_step_tail_attends_to_nothing(tiny: TinyModels, plan: Plan) -> None:
+    directory, (num_layers, num_tail_layers) = tiny.directory(plan, "two-step"), plan
+    prefill = Graph(directory / "prefill.onnx")
+    assert sorted(prefill.attentions()) == list(range(num_layers - max(num_tail_layers, 1)))
+    assert prefill.count(CACHE_WRITE) == 2 * max(num_tail_layers, 1)
+    # A graph names only the weights it uses, and the tail's others are not among them.
+    assert set(prefill.weights) & set(expected_products(plan, None)) - {"model.embed_tokens.weight"} == set(
+        expected_products(plan, "two-step")
+    )
+
+
+@plans
+def test_a_one_pass_tail_attends_for_the_boundary_rows_alone(tiny: TinyModels, plan: Plan) -> None:
+    check_one_pass_rows(Graph(tiny.directory(plan, "one-pass") / "prefill.onnx"), plan)
+
+
+def check_one_pass_rows(prefill: Graph, plan: Plan) -> None:
+    num_layers, num_tail_layers = plan
+    attentions = prefill.attentions()
+    assert sorted(attentions) == list(range(num_layers))
+    for layer_idx, node in attentions.items():
+        rows = [prefill.sources(name) for name in node.input[:3]]
+        is_tail = layer_idx >= num_layers - num_tail_layers
+        assert rows == [{BOUNDARY_ROWS} if is_tail else {INPUT_IDS, POSITION_IDS}] * 2 + [
+            {BOUNDARY_ROWS} if is_tail else {INPUT_IDS}
+        ], layer_idx
+    writes = [node for node in prefill.nodes if node.op_type == CACHE_WRITE]
+    assert len(writes) == 2 * num_tail_layers
+    assert all(prefill.sources(node.input[1]) == {CONTEXT_ROWS} for node in writes)
+    assert prefill.sources("logits") == {BOUNDARY_ROWS}
+
+
+@plans
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_decode_attends_in_every_layer_and_writes_with_it(tiny: TinyModels, plan: Plan, boundary: Boundary) -> None:
+    decode = Graph(tiny.directory(plan, boundary) / "decode.onnx")
+    assert sorted(decode.attentions()) == list(range(plan[0]))
+    assert decode.count(CACHE_WRITE) == 0
+    assert decode.sources("logits") == {INPUT_IDS, POSITION_IDS}
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_both_graphs_read_one_copy_of_the_weights(tiny: TinyModels, boundary: Boundary) -> None:
+    directory = tiny.directory((DEEP, 10), boundary)
+    prefill, decode = (Graph(directory / f"{phase}.onnx").weights for phase in ("prefill", "decode"))
+    # Every place, offset and size as the other graph has it, and no weight inside a graph's own file.
+    assert prefill.items() <= decode.items()
+    assert len(decode) == DEEP * 9 + 2
+    assert max((directory / f"{phase}.onnx").stat().st_size for phase in ("prefill", "decode")) < 300_000
+    for places in decode.values():
+        location = dict(place.split("=") for place in places)["location"]
+        assert (directory / "weights" / location).is_file()
+
+
+@pytest.mark.smollm2
+def test_smollm2_one_pass_has_231_products(smollm2_directory: Path) -> None:
+    prefill = Graph(smollm2_directory / "prefill.onnx")
+    assert prefill.count(*PRODUCTS) == 20 * 7 + 10 * (2 + 7) + 1 == 231
+    assert prefill.products() == expected_products(SMOLLM2, "one-pass")
+    assert prefill.count(ATTENTION) == 30
+    check_one_pass_rows(prefill, SMOLLM2)
+
+
+@pytest.mark.smollm2
+def test_smollm2_decode_has_211_products(smollm2_directory: Path) -> None:
+    decode = Graph(smollm2_directory / "decode.onnx")
+    assert decode.count(*PRODUCTS) == 30 * 7 + 1 == 211
+    assert decode.products() == expected_products(SMOLLM2, None)
+    assert decode.count(ATTENTION) == 30
+
+
+@pytest.mark.smollm2
+def test_smollm2_two_step_has_160_products(build_engine: EngineKit) -> None:
+    directory = build_engine.directory("smollm2-135m", with_weights=False, boundary="two-step", tail_layers=10)
+    prefill = Graph(directory / "prefill.onnx")
+    assert prefill.count(*PRODUCTS) == 20 * 7 + 10 * 2 == 160
+    assert prefill.products() == expected_products(SMOLLM2, "two-step")
+    assert prefill.count(ATTENTION) == 20
+    assert prefill.count(CACHE_WRITE) == 20

@@ -1,0 +1,199 @@
+"""A real model: SmolLM2-135M-Instruct's engines against Hugging Face's generate, and against the reference of POP."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from engine_kit import taken_slots
+from pop_engine.runtime import Engine, SamplingParams
+from pop_reference import greedy
+
+pytestmark = pytest.mark.smollm2
+
+NUM_NEW_TOKENS = 64
+MAX_LOGIT_ERROR = 1e-3
+# Prompt lengths in tokens, and the text each is cut from.
+LENGTHS = (5, 6, 8, 11, 16, 23, 32, 47, 64, 90, 128, 150, 200, 256, 300, 400, 512, 700, 1024, 1500)
+TEXTS = (
+    """The lighthouse at the end of the bay had been dark for eleven years when Marta was asked to restore it. She
+arrived in March with two trunks, a box of lamps and a letter from the harbour office that nobody in the village had
+read. The keeper's house smelled of salt and old paper. On the first night a storm came in from the west, and the
+windows shook so hard that she moved her bed into the kitchen. In the morning the fishermen stood in the yard and
+asked, politely, whether she meant to stay. She told them that the lens was whole, that the clockwork could be cleaned,
+and that a light which has been out for eleven years can wait one more week for a new pane of glass.
+""",
+    """import heapq
+
+
+def shortest_paths(graph: dict[str, dict[str, float]], source: str) -> dict[str, float]:
+    \"\"\"Dijkstra's algorithm over non-negative weights.\"\"\"
+    distances = {source: 0.0}
+    queue = [(0.0, source)]
+    while queue:
+        distance, node = heapq.heappop(queue)
+        if distance > distances.get(node, float("inf")):
+            continue
+        for neighbour, weight in graph[node].items():
+            candidate = distance + weight
+            if candidate < distances.get(neighbour, float("inf")):
+                distances[neighbour] = candidate
+                heapq.heappush(queue, (candidate, neighbour))
+    return distances
+
+
+class Matrix:
+    def __init__(self, rows):
+        self.rows = [list(row) for row in rows]
+
+    def __matmul__(self, other):
+        return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*other.rows)] for r in self.rows])
+""",
+    """Table 3. Rainfall by month in 1987: January 112.4 mm, February 98.1 mm, March 76.9 mm, April 54.0 mm, May 61.3 mm,
+June 38.7 mm, July 29.5 mm, August 33.2 mm, September 70.8 mm, October 120.6 mm, November 131.9 mm, December 127.2 mm.
+The total was 954.6 mm, which is 14.2 % above the mean of 1951-1980 (836.0 mm). Flight 4471 left at 06:35 and landed at
+09:50; its 183 passengers paid 24,705 euros. 17 x 23 = 391, 391 + 609 = 1000, sqrt(1764) = 42, 2^16 = 65536.
+""",
+    """<|im_start|>system
+You are a helpful assistant named SmolLM, trained by Hugging Face<|im_end|>
+<|im_start|>user
+Below is a report. Read it and answer the question at the end in two sentences. The committee met four times between
+April and September. It heard from farmers, from the owners of the two mills and from the water board, and it walked the
+length of the river on a wet day in June. Everybody agreed that the weir above the lower mill is in poor repair; nobody
+agreed on who should pay. The older maps give it to the parish, the newer ones to the mill. What did they agree on?
+<|im_end|>
+<|im_start|>assistant
+""",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the logits [64, vocab_size] that chose them."""
+
+    token_ids: list[int]
+    logits: NDArray[np.float32]
+
+
+def prompt_of(engine: Engine, num_tokens: int, index: int) -> list[int]:
+    """The last `num_tokens` tokens of a text, repeated until it is long enough."""
+    token_ids: list[int] = []
+    for position in range(index, index + 2 * len(TEXTS)):
+        token_ids = engine.encode(TEXTS[index % len(TEXTS)] if position == index else TEXTS[position % 4]) + token_ids
+    while len(token_ids) < num_tokens:
+        token_ids = token_ids + token_ids
+    return token_ids[-num_tokens:]
+
+
+def engine_greedy(engine: Engine, prompt: list[int], num_tokens: int = NUM_NEW_TOKENS) -> Answer:
+    """Through prefill and decode_step, to see the logits."""
+    with taken_slots(engine, 1) as (slot,):
+        rows = [engine.prefill(slot, prompt)]
+        while len(rows) < num_tokens:
+            rows.append(engine.decode_step([slot], [int(rows[-1].argmax())])[0])
+    return Answer([int(row.argmax()) for row in rows], np.stack(rows))
+
+
+def hf_greedy(model: Any, prompt: list[int]) -> Answer:
+    """Hugging Face's generate. No end token stops it, as the engine ignores them too."""
+    model.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0, eos_token_id=None, bos_token_id=None
+    )
+    given = torch.tensor([prompt])
+    with torch.no_grad():
+        result = model.generate(
+            given, attention_mask=torch.ones_like(given), output_logits=True, return_dict_in_generate=True
+        )
+    return Answer(result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits).numpy())
+
+
+@torch.no_grad()
+def hf_logits(model: Any, prompt: list[int], continuation: list[int]) -> NDArray[np.float32]:
+    """Logits that follow the prompt and every token of a continuation but its last."""
+    logits = model(torch.tensor([prompt + continuation[:-1]]), logits_to_keep=len(continuation)).logits[0]
+    return np.asarray(logits.numpy())
+
+
+def check_near_ties(found: Answer, expected: NDArray[np.float32], where: str) -> None:
+    """Every token is the reference's own best, or the two that compete are closer than rounding and that is said."""
+    for step, token_id in enumerate(found.token_ids):
+        best = int(expected[step].argmax())
+        if token_id != best:
+            margin = float(expected[step, best] - expected[step, token_id])
+            assert margin < 2 * MAX_LOGIT_ERROR, f"{where}, step {step}: {token_id} instead of {best} by {margin:.3g}"
+            warnings.warn(f"{where}, step {step}: tokens {best} and {token_id} are {margin:.2g} apart", stacklevel=2)
+
+
+@pytest.mark.parametrize(("index", "num_tokens"), list(enumerate(LENGTHS)))
+def test_full_engine_is_hugging_face(
+    smollm2_full_engine: Engine, smollm2_hf_model: Any, index: int, num_tokens: int
+) -> None:
+    prompt = prompt_of(smollm2_full_engine, num_tokens, index)
+    assert len(prompt) == num_tokens
+    found, expected = engine_greedy(smollm2_full_engine, prompt), hf_greedy(smollm2_hf_model, prompt)
+    assert len(found.token_ids) == len(expected.token_ids) == NUM_NEW_TOKENS
+    differs = [i for i, pair in enumerate(zip(found.token_ids, expected.token_ids, strict=True)) if pair[0] != pair[1]]
+    # Up to the first difference both saw the same tokens.
+    num_shared = differs[0] + 1 if differs else NUM_NEW_TOKENS
+    errors = np.abs(found.logits[:num_shared] - expected.logits[:num_shared]).max(axis=1)
+    print(f"{num_tokens} tokens: logit error {errors[0]:.2g} at prefill, {errors[1:].max(initial=0):.2g} at decode")
+    assert errors.max() < MAX_LOGIT_ERROR
+    if differs:
+        own = hf_logits(smollm2_hf_model, prompt, found.token_ids)
+        assert np.abs(found.logits - own).max() < MAX_LOGIT_ERROR
+        check_near_ties(found, own, f"prompt of {num_tokens} tokens")
+
+
+@pytest.mark.parametrize("num_tokens", [8, 150])
+def test_generate_gives_the_same_tokens(smollm2_full_engine: Engine, num_tokens: int) -> None:
+    prompt = prompt_of(smollm2_full_engine, num_tokens, 0)
+    found = smollm2_full_engine.generate(prompt, SamplingParams(max_tokens=16, ignore_eos=True))
+    assert list(found.token_ids) == engine_greedy(smollm2_full_engine, prompt, 16).token_ids
+
+
+@pytest.mark.parametrize(("index", "num_tokens"), [(0, 9), (1, 120), (2, 600)])
+def test_pop_engine_is_the_reference_of_pop(
+    smollm2_engine: Engine, smollm2_hf_model: Any, index: int, num_tokens: int
+) -> None:
+    prompt = prompt_of(smollm2_engine, num_tokens, index)
+    found = engine_greedy(smollm2_engine, prompt, 16)
+    assert found.token_ids == greedy(smollm2_hf_model, prompt, 10, 16)
+    # Pruned it is: the full model's logits are elsewhere.
+    full = hf_logits(smollm2_hf_model, prompt, found.token_ids[:1])
+    assert np.abs(found.logits[:1] - full).max() > 100 * MAX_LOGIT_ERROR
+
+
+def test_the_build_was_verified(smollm2_engine: Engine) -> None:
+    verification = smollm2_engine.manifest.verification
+    assert verification.status == "passed"
+    assert 0 < verification.prefill_max_error < MAX_LOGIT_ERROR
+    assert 0 < verification.decode_max_error < MAX_LOGIT_ERROR
+
+
+def test_chat_answers_a_plain_question(smollm2_engine: Engine) -> None:
+    question = "What is the capital of France? Answer in one sentence."
+    answer = smollm2_engine.chat([{"role": "user", "content": question}], SamplingParams(max_tokens=40))
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+
+
+@pytest.fixture(scope="module")
+def gguf_model(smollm2_gguf: Path) -> Iterator[Any]:
+    yield AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
+
+
+def test_the_engines_weights_are_those_of_transformers_gguf_loading(gguf_model: Any, smollm2_hf_model: Any) -> None:
+    expected = dict(gguf_model.named_parameters())
+    found = dict(smollm2_hf_model.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    rotary = [model.model.rotary_emb.inv_freq for model in (gguf_model, smollm2_hf_model)]
+    assert torch.equal(*rotary)

@@ -1,0 +1,136 @@
+"""Write the measured figures into the README: `python -m pop_engine.tools.figures benchmarks README.md`.
+
+What stands between the two markers is replaced; nothing there is written by hand.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pop_engine.configs.errors import UsageError, exit_with_message
+from pop_engine.tools.bench_builds import BuildsResult
+from pop_engine.tools.bench_decode import DecodeResult
+from pop_engine.tools.bench_memory import MemoryResult
+from pop_engine.tools.bench_result import BenchResult, Spread
+from pop_engine.tools.machine import Machine
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="figures", description="Write the measured figures into the README.")
+    parser.add_argument("folder", type=Path, help="folder with the benchmarks' JSON files")
+    parser.add_argument("readme", type=Path)
+    arguments = parser.parse_args(argv)
+    return exit_with_message("figures", lambda: write_figures(arguments.folder, arguments.readme))
+
+
+def write_figures(folder: Path, readme: Path) -> int:
+    """Replace the block between the markers. Raises UsageError where they are missing."""
+    text = readme.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise UsageError(f"{readme}: expected one line {BEGIN} and one {END}")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    readme.write_text(f"{before}{BEGIN}\n{render_figures(folder)}\n{END}{after}", encoding="utf-8")
+    return 0
+
+
+def render_figures(folder: Path) -> str:
+    """All tables, as Markdown."""
+    ttft = msgspec.json.decode((folder / "ttft.json").read_bytes(), type=BenchResult)
+    decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
+    memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
+    builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
+    blocks = [_machine(ttft.machine), _ttft(ttft), _decode(decode), _memory(memory), _builds(builds)]
+    return "\n\n".join(blocks)
+
+
+def _machine(machine: Machine) -> str:
+    return (
+        f"Measured on {machine.num_cores} cores of an {machine.cpu_model} ({machine.memory_bytes / 1e9:.0f} GB), "
+        f"ONNX Runtime {machine.onnxruntime_version}, fp32, commit `{machine.commit}`, {machine.date[:10]}, "
+        "by `make bench`. The files are in `benchmarks/`."
+    )
+
+
+def _ttft(result: BenchResult) -> str:
+    rows = [
+        [
+            str(row.input_len),
+            _milliseconds(row.full),
+            _milliseconds(row.pop),
+            f"**{row.ratio:.2f}×**",
+            f"{row.bound:.2f}×",
+            f"{row.ratio_to_bound:.2f}",
+        ]
+        for row in result.ttft
+    ]
+    header = ["prompt tokens", "full engine, ms", "POP, ms", "ratio", "bound", "ratio / bound"]
+    return (
+        f"**Time to the first token**, {result.pop.model}, {result.pop.num_tail_layers} tail layers, "
+        f"{result.pop.boundary}; median (10th to 90th percentile) of {result.ttft[0].pop.count} alternating runs. "
+        "The bound counts the floating-point operations of all matrix products, attention's included.\n\n"
+        + _table(header, rows)
+    )
+
+
+def _decode(result: DecodeResult) -> str:
+    rows = [
+        [
+            str(row.batch_size),
+            _milliseconds(row.pop),
+            _milliseconds(row.full),
+            f"{row.pop.median / row.full.median:.3f}",
+        ]
+        for row in result.rows
+    ]
+    header = ["batch", "engine, ms a step", "decode graph alone, ms a step", "ratio"]
+    return (
+        f"**Decode**: the engine's one session against a plain session of `decode.onnx`, {result.context_len} tokens "
+        "in each slot.\n\n" + _table(header, rows)
+    )
+
+
+def _memory(result: MemoryResult) -> str:
+    rows = [
+        [
+            row.engine.boundary,
+            *(f"{size / 1e6:,.0f}" for size in (row.weight_bytes, row.cache_bytes, row.peak_memory_bytes)),
+            f"{row.budget_bytes / 1e6:,.0f}",
+        ]
+        for row in result.rows
+    ]
+    header = ["boundary", "weights, MB", "cache used, MB", "peak of `pop-run`, MB", "1.15 × weights + cache + 200, MB"]
+    return f"**Memory**, {result.rows[0].num_tokens} tokens.\n\n" + _table(header, rows)
+
+
+def _builds(result: BuildsResult) -> str:
+    rows = [
+        [
+            f"`pop-build {' '.join(row.arguments)}`",
+            f"{row.seconds:.0f}",
+            f"{row.peak_memory_bytes / 1e6:,.0f}",
+            f"{row.weight_bytes / 1e6:,.0f}",
+        ]
+        for row in result.rows
+    ]
+    return "**Builds**, verification included.\n\n" + _table(
+        ["command", "seconds", "peak of all processes, MB", "weights, MB"], rows
+    )
+
+
+def _milliseconds(spread: Spread) -> str:
+    return f"{spread.median:.1f} ({spread.p10:.1f} to {spread.p90:.1f})"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---:" for _ in header], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
