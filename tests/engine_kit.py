@@ -37,7 +37,7 @@ MAX_SEQ_LEN = 48
 NUM_SLOTS = 4
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
+    "<|im_start|>assistant:"
 )
 _SPECIAL_TOKENS = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 _CORPUS = ["the cat sat on the mat and then the other cat ran to the hat", "user assistant system\n", "naïve café"]
@@ -120,15 +120,30 @@ class EngineKit:
         self._engines: dict[Path, Engine] = {}
         self._workers = type("Workers", (_InProcessWorkers,), {"decode_graphs": {}})
 
-    def directory(self, model: str | Path, *, verify: bool = False, with_weights: bool = True, **options: Any) -> Path:
+    def directory(
+        self,
+        model: str | Path,
+        *,
+        verify: bool = False,
+        with_weights: bool = True,
+        calibration: Path | None = None,
+        **options: Any,
+    ) -> Path:
         """An engine directory, built with these BuildOptions. Not to be changed: others use it too.
 
         With `verify` it is built exactly as pop-build does it, in processes of its own.
         """
-        key = (str(model), verify, with_weights, *sorted(options.items()))
+        key = (str(model), verify, with_weights, calibration, *sorted(options.items()))
         if key not in self._directories:
             out = self._root / f"engine{len(self._directories)}"
-            config = BuildConfig(str(model), out, BuildOptions(**options), verify=verify, with_weights=with_weights)
+            config = BuildConfig(
+                str(model),
+                out,
+                BuildOptions(**options),
+                verify=verify,
+                with_weights=with_weights,
+                calibration=calibration,
+            )
             with pytest.MonkeyPatch.context() as patch:
                 if not verify:
                     patch.setattr(pipeline, "GraphWorkers", self._workers)

@@ -113,8 +113,8 @@ def test_a_batch_with_a_full_slot_is_refused_whole(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("slots", "token_ids", "message"),
     [
-        ([0], [1, 2], "1 slots and 2 tokens"),
-        ([0, 0], [1, 2], "give each slot one token"),
+        ([0], [1, 2], r"slots \[0\] and 2 tokens"),
+        ([0, 0], [1, 2], "give each slot once, with one token"),
         ([3], [1], "slot 3: not allocated"),
         ([-1], [1], "slot -1: not allocated"),
         ([0], [-1], "token id -1"),

@@ -21,6 +21,7 @@ from pop_engine.configs.io_contract import Boundary
 from pop_reference import ReferenceCache, decode, pop_prefill, pruned_prefill
 
 TOLERANCE = 1e-4
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 plans = pytest.mark.parametrize("plan", [(SMALL, 0), (DEEP, 10)], ids=["full", "pruned"])
 boundaries = pytest.mark.parametrize("boundary", BOUNDARIES)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +30,9 @@ def engine(tiny: TinyModels) -> Engine:
 
 @pytest.fixture
 def load(tiny: TinyModels, tmp_path: Path, request: pytest.FixtureRequest) -> Loader:
-    """Loads a private copy of the engine, with another tokenizer record where one is given."""
+    """Loads a private copy of the engine, its tokenizer record changed; `record=None` leaves it without one."""
 
-    def load_copy(**tokenizer: object) -> Engine:
+    def load_copy(**tokenizer: Any) -> Engine:
         directory = Path(shutil.copytree(tiny.directory(PLAN, "one-pass"), tmp_path / "engine"))
         manifest = Manifest.load(directory)
         assert manifest.tokenizer is not None
@@ -82,7 +83,7 @@ def test_text_is_the_decoded_tokens(engine: Engine) -> None:
 def test_chat_renders_the_template(engine: Engine) -> None:
     assert engine.has_chat_template
     messages = [{"role": "user", "content": "the cat"}]
-    expected = engine.encode("<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n")
+    expected = engine.encode("<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant:")
     assert engine.encode_chat(messages) == expected  # type: ignore[arg-type]
     answer = engine.chat(messages, SHORT)  # type: ignore[arg-type]
     assert answer.token_ids == engine.generate(expected, SHORT).token_ids
@@ -191,9 +192,7 @@ def test_a_closed_engine_says_so(load: Loader) -> None:
     ],
     ids=["no ids", "no text", "id too high", "id negative", "too long", "surrogate"],
 )
-def test_a_bad_prompt_is_refused_before_it_takes_a_slot(
-    engine: Engine, prompt: str | list[int], message: str
-) -> None:
+def test_a_bad_prompt_is_refused_before_it_takes_a_slot(engine: Engine, prompt: str | list[int], message: str) -> None:
     for call in (engine.generate, engine.stream):
         with pytest.raises(UsageError, match=message):
             call(prompt)

@@ -27,6 +27,7 @@ from pop_reference import ReferenceCache, decode, one_pass_prefill, pop_prefill
 
 # fp32, in units of the largest magnitude.
 TOLERANCE = 1e-4
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 NUM_DECODE_STEPS = 4
 plans = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"tail{plan[1]}of{plan[0]}")
 boundaries = pytest.mark.parametrize("boundary", BOUNDARIES)
