@@ -1,5 +1,6 @@
 """Attention: the new rows' queries against a slot's whole cache, causal, with an optional sliding window."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,10 @@ DOMAIN = "pop"
 OP_TYPE = "Attention"
 VERSION = 1
 
+# GroupQueryAttention's inputs for rotary tables and a bias, then those for quantization and norms.
+_UNUSED_BEFORE_SINK: list[ir.Value | None] = [None] * 4
+_UNUSED_AFTER_SINK: list[ir.Value | None] = [None] * 4
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -17,7 +22,8 @@ class Attention:
 
     `query` is [B, H, rows, D]; `present_key` and `present_value` are [B, H_kv, M, D] with the new rows already
     written; `total_len` [B] is the number of valid keys. Query row i stands at position total_len − rows + i.
-    The output is [B, rows, H, D]. `sliding_window` 0 means none, and `softcap` 0.0 none.
+    The output is [B, rows, H, D]. `sliding_window` 0 means none, and `softcap` 0.0 none. `head_sink` [H] is one more
+    score per head that takes its share of the softmax and adds nothing.
     """
 
     node: ir.Node
@@ -28,13 +34,14 @@ class Attention:
     scale: float
     sliding_window: int
     softcap: float
+    head_sink: ir.Value | None = None
 
     @classmethod
     def match(cls, node: ir.Node | None) -> "Attention | None":
         """This node as an attention, or None where it is something else."""
         if node is None or node.domain != DOMAIN or node.op_type != OP_TYPE:
             return None
-        query, key, value, total_len = node.inputs
+        query, key, value, total_len, *sinks = node.inputs
         assert query is not None
         assert key is not None
         assert value is not None
@@ -48,6 +55,7 @@ class Attention:
             scale=node.attributes["scale"].as_float(),
             sliding_window=node.attributes["sliding_window"].as_int(),
             softcap=node.attributes["softcap"].as_float(),
+            head_sink=sinks[0] if sinks else None,
         )
 
     @property
@@ -82,6 +90,7 @@ def reference(
     scale: float,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    head_sink: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """What the operator computes (Attention-25 of the ONNX operator spec, is_causal with nonpad_kv_seqlen)."""
     batch, num_heads, rows, _ = query.shape
@@ -94,8 +103,11 @@ def reference(
         scores = keys @ query[b, h, i] * scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        weights = np.exp(scores - scores.max())
-        output[b, i, h] = weights @ present_value[b, h // group, first : position + 1] / weights.sum()
+        sink = -np.inf if head_sink is None else head_sink[h]
+        highest = max(scores.max(), sink)
+        weights = np.exp(scores - highest)
+        total = weights.sum() + np.exp(sink - highest)
+        output[b, i, h] = weights @ present_value[b, h // group, first : position + 1] / total
     return output
 
 
@@ -123,7 +135,6 @@ def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAtten
     `query_seqlens` is given although no row is padding: it is what lets a call have no query rows at all (a chunk
     of context), and a batch have several each. Outputs: attention [B, rows, H · D], present_key, present_value.
     """
-    unused: list[ir.Value | None] = [None] * 9
     return ir.node(
         "GroupQueryAttention",
         [
@@ -134,7 +145,9 @@ def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAtten
             inputs.past_value,
             inputs.seqlens_k,
             inputs.max_total_len,
-            *unused,
+            *_UNUSED_BEFORE_SINK,
+            attention.head_sink,
+            *_UNUSED_AFTER_SINK,
             inputs.query_seqlens,
         ],
         {
@@ -153,8 +166,8 @@ def lower_to_standard_attention(attention: Attention, mask: ir.Value | None) -> 
     """Attention-24 of the ONNX standard; the last node's output is [B, rows, H, D].
 
     `mask` is bool [B, 1, rows, M], or none for plain causality, which the operator counts back from `total_len`.
-    Queries are scaled before it, in fp32: TensorRT's attention has no scale, and its parser would multiply the whole
-    cache by the root of one in every call.
+    Queries are scaled before it: TensorRT's attention has no scale, and its parser would multiply the whole cache by
+    the root of one in every call.
     """
     query, nodes = attention.query, _scale_query(attention)
     if nodes:
@@ -166,11 +179,15 @@ def lower_to_standard_attention(attention: Attention, mask: ir.Value | None) -> 
 
 
 def _scale_query(attention: Attention) -> list[ir.Node]:
-    if attention.scale == 1.0:
-        return []
+    """Nodes that scale the query: in fp32, unless the scale is a power of two, which is exact in every dtype."""
     dtype = attention.query.dtype
     assert dtype is not None
-    scale = ir.node("Constant", [], {"value": ir.tensor(np.array(attention.scale, np.float32))})
+    if attention.scale == 1.0:
+        return []
+    if math.frexp(attention.scale)[0] == 0.5:
+        factor = ir.node("Constant", [], {"value": ir.Tensor(np.array(attention.scale, dtype.numpy()))})
+        return [factor, ir.node("Mul", [attention.query, factor.outputs[0]])]
+    factor = ir.node("Constant", [], {"value": ir.tensor(np.array(attention.scale, np.float32))})
     wide = ir.node("Cast", [attention.query], {"to": int(ir.DataType.FLOAT)})
-    scaled = ir.node("Mul", [wide.outputs[0], scale.outputs[0]])
-    return [scale, wide, scaled, ir.node("Cast", [scaled.outputs[0]], {"to": int(dtype)})]
+    scaled = ir.node("Mul", [wide.outputs[0], factor.outputs[0]])
+    return [factor, wide, scaled, ir.node("Cast", [scaled.outputs[0]], {"to": int(dtype)})]

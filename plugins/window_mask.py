@@ -1,5 +1,7 @@
 """The mask of a sliding window, for targets whose attention has none of its own."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,21 +19,19 @@ def window_mask(attention: Attention) -> list[ir.Node]:
     assert isinstance(max_seq_len, int)
     nodes: list[ir.Node] = []
 
-    def add(op_type: str, inputs: list[ir.Value], **attributes: ir.Attr | int | list[int] | ir.TensorProtocol) -> ir.Value:
+    def add(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
         nodes.append(ir.node(op_type, inputs, attributes))
         return nodes[-1].outputs[0]
 
-    def constant(value: np.ndarray) -> ir.Value:
-        return add("Constant", [], value=ir.tensor(value))
+    def constant(value: int | list[int]) -> ir.Value:
+        return add("Constant", value=ir.tensor(np.array(value, np.int64)))
 
-    int32, int64 = int(ir.DataType.INT32), np.int64
-    rows = add("Squeeze", [add("Shape", [attention.query], start=2, end=3)])
-    offsets = add("Range", [constant(np.array(0, int64)), rows, constant(np.array(1, int64))])
-    first = add("Unsqueeze", [add("Sub", [attention.total_len, rows]), constant(np.array([1], int64))])
-    positions = add("Cast", [add("Add", [first, offsets])], to=int32)
-    last = add("Unsqueeze", [positions, constant(np.array([1, 3], int64))])
-    keys = constant(np.arange(max_seq_len, dtype=np.int32))
-    window = constant(np.array(attention.sliding_window, np.int32))
-    after = add("Greater", [keys, add("Sub", [last, window])])
-    add("And", [after, add("LessOrEqual", [keys, last])])
+    rows = add("Squeeze", add("Shape", attention.query, start=2, end=3))
+    offsets = add("Range", constant(0), rows, constant(1))
+    first = add("Unsqueeze", add("Sub", attention.total_len, rows), constant([1]))
+    positions = add("Cast", add("Add", first, offsets), to=int(ir.DataType.INT32))
+    last = add("Unsqueeze", positions, constant([1, 3]))
+    keys = add("Constant", value=ir.tensor(np.arange(max_seq_len, dtype=np.int32)))
+    window = add("Constant", value=ir.tensor(np.array(attention.sliding_window, np.int32)))
+    add("And", add("Greater", keys, add("Sub", last, window)), add("LessOrEqual", keys, last))
     return nodes

@@ -7,20 +7,30 @@ import onnx_ir as ir
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
 from pop_engine.builder.compile.ort_cpu import OrtCpu
+from pop_engine.builder.compile.plan_job import PlanJob
+from pop_engine.builder.compile.tensorrt import TensorRT
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import Boundary, Phase
 from pop_engine.configs.manifest import TargetName
+from pop_engine.configs.plan_record import PlanRecord
 
 
 class Target(Protocol):
-    """How a target wants its graphs. `boundary_writes` as in io_contract.prefill_contract.
+    """How a target wants its graphs. `boundary_writes` and `num_boundary` as in io_contract.prefill_contract.
 
-    `version_packages` are the packages whose versions an engine depends on.
+    `runs_here` says that the machine that builds can run the engine, so that the build can verify it.
     """
 
     name: TargetName
     boundary_writes: bool
-    version_packages: tuple[str, ...]
+    num_boundary: int | str
+    runs_here: bool
+
+    def require(self) -> None:
+        """Raise UsageError where something is missing that the build will need: a package, its libraries, a GPU."""
+
+    def versions(self) -> dict[str, str]:
+        """What an engine for this target depends on, with versions."""
 
     def lowering(self, weights: Mapping[str, ir.Value], layout: WeightLayout) -> list[ir.passes.InPlacePass]:
         """The passes that turn a fused graph into the target's, given its weights as graph inputs by name."""
@@ -28,8 +38,15 @@ class Target(Protocol):
     def decode_with(self, boundary: Boundary) -> Phase:
         """The graph that serves decode."""
 
+    def compile(self, model: ir.Model, job: PlanJob) -> PlanRecord | None:
+        """Compile a lowered graph, which is used up; None where the target runs the graph as it is.
 
-_TARGETS: dict[TargetName, Target] = {"ort-cpu": OrtCpu()}
+        Raises EngineError where the compiler refuses the graph or changes what it means.
+        """
+
+
+_ALL: tuple[Target, ...] = (OrtCpu(), TensorRT("tensorrt"), TensorRT("tensorrt-rtx"))
+_TARGETS: dict[TargetName, Target] = {target.name: target for target in _ALL}
 
 
 def target_of(name: TargetName) -> Target:

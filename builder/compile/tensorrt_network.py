@@ -32,6 +32,11 @@ class Network:
         """The output tensors."""
         return [self.definition.get_output(idx) for idx in range(self.definition.num_outputs)]
 
+    def tensors(self) -> dict[str, Any]:
+        """Every tensor that a layer makes, by name."""
+        made = (layer.get_output(idx) for layer in self.layers() for idx in range(layer.num_outputs))
+        return {tensor.name: tensor for tensor in made}
+
     def attentions(self) -> Iterator[Any]:
         """Every attention. It hides behind the layer that marks its inputs, under a type that has to be put on it."""
         for layer in self.layers():
@@ -56,25 +61,61 @@ def make_network(trt: Module, model: ir.Model, name: str) -> tuple[Network, tupl
     expose(model)
     network = _parse(trt, ir.to_proto(model).SerializeToString(), name)
     wire_attentions(network, expose.expected)
+    multiply_by_weights_as_stored(network)
     return network, expose.expected
 
 
 def wire_attentions(network: Network, expected: Sequence[ExpectedAttention]) -> None:
     """Give every attention its lengths, and its causality from the last key back where no mask says it.
 
-    Raises EngineError where an attention of the graph is not in the network.
+    It also reads query and cache as the graph has them: the parser multiplies both by the root of the scale, which is
+    1 here, and that would be a pass over the whole cache in every call. Raises EngineError where an attention of the
+    graph is not in the network.
     """
-    lengths = {tensor.name: tensor for tensor in network.outputs()}
+    tensors = network.tensors()
     found = {attention.name: attention for attention in network.attentions()}
     for expectation in expected:
         if expectation.name not in found:
             raise EngineError(f"{expectation.name}: TensorRT's parser lost it")
         attention = found[expectation.name]
-        attention.key_value_lengths = lengths[expectation.lengths]
+        attention.set_input(0, tensors[expectation.query])
+        attention.set_input(1, tensors[expectation.key])
+        attention.key_value_lengths = tensors[expectation.lengths]
         if expectation.mask is None:
             attention.causal_kind = network.trt.CausalMaskKind.LOWER_RIGHT
     for name in {expectation.lengths for expectation in expected}:
-        network.definition.unmark_output(lengths[name])
+        network.definition.unmark_output(tensors[name])
+
+
+def multiply_by_weights_as_stored(network: Network) -> None:
+    """Multiply by a weight [out, in] with a transposing product instead of by its transpose.
+
+    The weights are inputs, so nothing is transposed ahead of time: TensorRT would do it in every call.
+    """
+    trt = network.trt
+    transposed = _transposed_inputs(network)
+    broadcast: dict[str, Any] = {}
+    for layer in list(network.layers()):
+        if layer.type == trt.LayerType.SHUFFLE and layer.get_input(0).name in transposed:
+            broadcast[layer.get_output(0).name] = transposed[layer.get_input(0).name]
+        elif layer.type == trt.LayerType.MATRIX_MULTIPLY and layer.get_input(1).name in broadcast:
+            weight = broadcast[layer.get_input(1).name]
+            stored = network.definition.add_shuffle(weight)
+            stored.reshape_dims = (1, *weight.shape)
+            layer.__class__ = trt.IMatrixMultiplyLayer
+            layer.set_input(1, stored.get_output(0))
+            layer.op1 = trt.MatrixOperation.TRANSPOSE
+
+
+def _transposed_inputs(network: Network) -> dict[str, Any]:
+    """Names of plain transposes of network inputs, to those inputs."""
+    transposed: dict[str, Any] = {}
+    for layer in network.layers():
+        if layer.type == network.trt.LayerType.SHUFFLE and layer.get_input(0).is_network_input:
+            layer.__class__ = network.trt.IShuffleLayer
+            if len(layer.get_input(0).shape) == 2 and tuple(layer.first_transpose)[:2] == (1, 0):
+                transposed[layer.get_output(0).name] = layer.get_input(0)
+    return transposed
 
 
 def _parse(trt: Module, graph: bytes, name: str) -> Network:

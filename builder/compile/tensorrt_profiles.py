@@ -16,18 +16,17 @@ Range = tuple[int, int, int]
 def profiles(job: PlanJob) -> tuple[ProfileRecord, ...]:
     """A prefill plan has one profile: one slot, any chunk, tuned for a whole one. A decode plan has two.
 
-    Both decode profiles take 1 to max_batch_size slots and are tuned for one; they differ in the new tokens. Raises
-    EngineError where the contract has a dimension that no range is known for.
+    Both decode profiles take 1 to max_batch_size slots and are tuned for one; they differ in the new tokens: one, or
+    a few. Raises EngineError where the contract has a dimension that no range is known for.
     """
     limits = job.limits
     if job.phase == "prefill":
         return (ProfileRecord("chunk", _declared(job, _prefill_dims(limits))),)
-    batch = (1, 1, limits.max_batch_size)
-    few = min(MAX_FEW_TOKENS, limits.max_seq_len)
-    return (
-        ProfileRecord("one-token", _declared(job, {io.BATCH: batch, io.SEQ: (1, 1, 1)})),
-        ProfileRecord("few-tokens", _declared(job, {io.BATCH: batch, io.SEQ: (1, max(1, few // 2), few)})),
-    )
+    batch, few = (1, 1, limits.max_batch_size), min(MAX_FEW_TOKENS, limits.max_seq_len)
+    found = [ProfileRecord("one-token", _declared(job, {io.BATCH: batch, io.SEQ: (1, 1, 1)}))]
+    if few > 1:
+        found.append(ProfileRecord("few-tokens", _declared(job, {io.BATCH: batch, io.SEQ: (2, max(2, few // 2), few)})))
+    return tuple(found)
 
 
 def binding_range(binding: Binding, profile: ProfileRecord) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

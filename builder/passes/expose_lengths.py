@@ -4,15 +4,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-_MASK, _LENGTHS = 3, 6
+_QUERY, _KEY, _VALUE, _MASK, _LENGTHS = 0, 1, 2, 3, 6
 LENGTHS_NAME = "attention_lengths.{}"
 
 
 @dataclass(frozen=True)
 class ExpectedAttention:
-    """What one attention of the graph must still be once it is a layer of a network."""
+    """What one attention of the graph must still be once it is a layer of a network: the tensors that it reads."""
 
     name: str
+    query: str
+    key: str
+    value: str
     lengths: str
     mask: str | None
 
@@ -35,13 +38,12 @@ class ExposeLengths(ir.passes.InPlacePass):
         for node in list(model.graph):
             if node.op_type != "Attention":
                 continue
-            lengths, mask = node.inputs[_LENGTHS], node.inputs[_MASK]
+            lengths = node.inputs[_LENGTHS]
             assert lengths is not None
-            assert node.name is not None
             if lengths not in names:
                 names[lengths] = LENGTHS_NAME.format(len(names))
                 self._expose(model.graph, lengths, names[lengths])
-            expected.append(ExpectedAttention(node.name, names[lengths], mask.name if mask is not None else None))
+            expected.append(_expectation(node, names[lengths]))
         self.expected = tuple(expected)
         return ir.passes.PassResult(model, modified=bool(names))
 
@@ -51,3 +53,22 @@ class ExposeLengths(ir.passes.InPlacePass):
         output.name, output.dtype, output.shape = name, ir.DataType.INT32, lengths.shape
         graph.append(cast)
         graph.outputs.append(output)
+
+
+def _expectation(node: ir.Node, lengths: str) -> ExpectedAttention:
+    mask = node.inputs[_MASK]
+    assert node.name is not None
+    return ExpectedAttention(
+        node.name,
+        query=_name(node.inputs[_QUERY]),
+        key=_name(node.inputs[_KEY]),
+        value=_name(node.inputs[_VALUE]),
+        lengths=lengths,
+        mask=None if mask is None else _name(mask),
+    )
+
+
+def _name(value: ir.Value | None) -> str:
+    assert value is not None
+    assert value.name is not None
+    return value.name

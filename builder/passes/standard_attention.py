@@ -1,8 +1,5 @@
 """Lower attention and cache writes to the operators of the ONNX standard, in the form that TensorRT can take."""
 
-from typing import Any
-
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -59,10 +56,9 @@ class _StandardLowering:
 
     def lower(self, attention: Attention) -> None:
         name = self._names[attention.present_key]
-        if attention.softcap:
-            raise EngineError(
-                f"{name}: softcap {attention.softcap:g}, which TensorRT's attention lacks; build for ort-cpu"
-            )
+        lacking = f"softcap {attention.softcap:g}" if attention.softcap else "a sink" if attention.head_sink else None
+        if lacking is not None:
+            raise EngineError(f"{name}: has {lacking}, which TensorRT's attention lacks; build for ort-cpu")
         mask = self._mask(attention) if attention.sliding_window else None
         nodes = lower_to_standard_attention(attention, mask)
         named = next(node for node in nodes if node.op_type == "Attention")
