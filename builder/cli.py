@@ -39,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--tail-layers", type=int, metavar="N", help="layers that prefill skips (default: a third)")
     tail.add_argument("--prune-ratio", type=float, metavar="R", help="the same as a share of the layers")
     add("--boundary", choices=get_args(Boundary), help="how the last prompt token is run (default: one-pass)")
+    add("--boundary-window", type=int, metavar="W", help="prompt tokens that go through the tail in full (default: 1)")
+    calibration = parser.add_mutually_exclusive_group()
+    calibration.add_argument("--calibration", type=Path, metavar="DIR", help="calibrated tail, by pop-calibrate")
+    calibration.add_argument("--calibrate", metavar="FILE|self", help="calibrate the tail on this text, then build")
     add("--max-seq-len", type=int, metavar="N", help="tokens a slot holds (default: 4096, or the model's limit)")
     add("--max-batch-size", type=int, metavar="N", help="slots (default: 8)")
     add("--max-prefill-len", type=int, metavar="N", help="tokens prefilled in one call (default: 512)")
@@ -79,6 +83,7 @@ def _config(arguments: argparse.Namespace) -> BuildConfig:
         tail_layers=arguments.tail_layers,
         prune_ratio=arguments.prune_ratio,
         boundary=arguments.boundary,
+        boundary_window=arguments.boundary_window,
         max_seq_len=arguments.max_seq_len,
         max_batch_size=arguments.max_batch_size,
         max_prefill_len=arguments.max_prefill_len,
@@ -95,6 +100,8 @@ def _config(arguments: argparse.Namespace) -> BuildConfig:
         trust_remote_code=arguments.trust_remote_code,
         dump_dir=arguments.dump_dir,
         verbose=arguments.verbose,
+        calibration=arguments.calibration,
+        calibrate=arguments.calibrate,
     )
 
 

@@ -52,15 +52,27 @@ class GraphWorkers:
         vocab_size = config.get_text_config(decoder=True).vocab_size
         plan, boundary, dtype = resolved.plan, resolved.boundary, resolved.dtype
         target = target_of(resolved.target)
-        traced = prefill_contract(plan, boundary, cache, vocab_size, boundary_writes=False)
-        lowered = prefill_contract(plan, boundary, cache, vocab_size, boundary_writes=target.boundary_writes)
+
+        def prefill(*, boundary_writes: bool) -> GraphContract:
+            return prefill_contract(
+                plan,
+                boundary,
+                cache,
+                vocab_size,
+                boundary_writes=boundary_writes,
+                num_boundary=target.num_boundary,
+            )
+
+        traced, lowered = prefill(boundary_writes=False), prefill(boundary_writes=target.boundary_writes)
         decode = decode_contract(cache, vocab_size)
         if dump_dir is not None:
             dump_dir.mkdir(parents=True, exist_ok=True)
 
         def job(phase: Phase, own: GraphContract, after: GraphContract, file: str) -> GraphJob:
-            spec = GraphSpec(phase, plan, boundary, own, dtype)
-            return GraphJob(config, target.name, spec, after, layout, staging / file, dump_dir)
+            spec = GraphSpec(phase, plan, boundary, own, dtype, calibrated=layout.is_calibrated)
+            return GraphJob(
+                config, target.name, spec, after, layout, resolved.limits, resolved.gpu, staging / file, dump_dir
+            )
 
         self._jobs = [
             job("prefill", traced, lowered, PREFILL_GRAPH),
@@ -128,11 +140,20 @@ def _interrupts_held() -> Iterator[None]:
     """Processes that start here never see Ctrl-C, which reaches all of a terminal's: the parent ends them."""
     # Its own start would let interrupts through again.
     resource_tracker.ensure_running()
+    # The mask is for the children, who inherit it. Here another thread would still take the signal, and a child
+    # whose start is interrupted complains: so it is only noted until all are started.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    is_main = threading.current_thread() is threading.main_thread()
+    noted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number)) if is_main else None
     try:
         yield
     finally:
+        if is_main:
+            signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if noted:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _work(job: GraphJob, results: Connection, parent: int) -> None:

@@ -8,6 +8,7 @@ from pop_engine.builder.compile.target import Target, target_of
 from pop_engine.builder.graph import BuiltGraph
 from pop_engine.builder.graph_workers import BuiltGraphs
 from pop_engine.configs.build_config import ResolvedBuild
+from pop_engine.configs.calibration import CalibrationRecord
 from pop_engine.configs.io_contract import CacheShape
 from pop_engine.configs.manifest import (
     DECODE_GRAPH,
@@ -39,6 +40,7 @@ class EngineParts:
     graphs: BuiltGraphs
     weights: WeightsRecord | None
     tokenizer: TokenizerRecord | None
+    calibration: CalibrationRecord | None = None
 
 
 def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
@@ -56,6 +58,7 @@ def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
             target.name,
             _versions(target),
             decode_with=target.decode_with(resolved.boundary),
+            gpu=parts.graphs.decode.plan.gpu if parts.graphs.decode.plan else None,
         ),
         limits=resolved.limits,
         cache=parts.cache,
@@ -66,16 +69,18 @@ def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
         verification=VerificationRecord("skipped", "not yet run"),
         build=BuildRecord({}, 0, importlib.metadata.version("pop-engine")),
         files=_record_files(staging),
+        boundary_window=resolved.boundary_window,
+        calibration=parts.calibration,
     )
 
 
 def _graph_record(file: str, graph: BuiltGraph) -> GraphRecord:
-    return GraphRecord(file, graph.contract, graph.operators)
+    return GraphRecord(file, graph.contract, graph.operators, graph.plan)
 
 
 def _versions(target: Target) -> dict[str, str]:
-    packages = (*target.version_packages, "onnx", "torch", "transformers")
-    return {package: importlib.metadata.version(package) for package in packages}
+    packages = ("onnx", "torch", "transformers")
+    return target.versions() | {package: importlib.metadata.version(package) for package in packages}
 
 
 def _record_files(staging: Path) -> tuple[FileRecord, ...]:

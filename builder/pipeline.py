@@ -3,17 +3,21 @@
 import importlib.metadata
 from pathlib import Path
 
+from pop_engine.builder.analysis.find_calibration import find_calibration
 from pop_engine.builder.checkpoint.layout import plan_weights
 from pop_engine.builder.checkpoint.source import open_checkpoint
 from pop_engine.builder.checkpoint.writer import write_weights
-from pop_engine.builder.export.model import kv_shapes, model_dims, parameter_shapes
+from pop_engine.builder.compile.target import Target, target_of
+from pop_engine.builder.export.kv_shapes import observe_kv_shapes
+from pop_engine.builder.export.model import model_dims, parameter_shapes
 from pop_engine.builder.graph_workers import GraphWorkers
 from pop_engine.builder.manifest_parts import EngineParts, make_manifest
 from pop_engine.builder.memory import PeakMemory
 from pop_engine.builder.progress import BuildProgress
 from pop_engine.builder.staging import publish, staging_directory
 from pop_engine.builder.verify import verify_engine
-from pop_engine.configs.build_config import BuildConfig, resolve_build
+from pop_engine.configs.build_config import BuildConfig, ResolvedBuild, resolve_build
+from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import CacheShape
 from pop_engine.configs.manifest import MANIFEST_NAME, BuildRecord, Manifest, VerificationRecord
 
@@ -28,22 +32,31 @@ def build(config: BuildConfig, progress: BuildProgress) -> Manifest:
             checkpoint = open_checkpoint(config)
             dims = model_dims(checkpoint.hf_config)
             resolved = resolve_build(config.options.over(checkpoint.options), dims)
+            target = target_of(resolved.target)
+            target.require()
+            _check_window(resolved, target)
             parameters = parameter_shapes(checkpoint.hf_config)
             layout = plan_weights(parameters, checkpoint, resolved.dtype, resolved.weights, staging.parent)
-            cache = CacheShape(kv_shapes(dims), resolved.limits.max_seq_len, resolved.dtype)
+            kv_shapes = observe_kv_shapes(checkpoint.hf_config, resolved.dtype, resolved.limits.max_seq_len)
+            cache = CacheShape(kv_shapes, resolved.limits.max_seq_len, resolved.dtype)
+        calibration = find_calibration(config, checkpoint, resolved.plan, progress)
+        if calibration is not None:
+            layout = layout.with_calibration(calibration.shapes)
 
         with GraphWorkers(checkpoint.hf_config, resolved, cache, layout, staging, config.dump_dir) as workers:
             with progress.step("weights") as advance:
                 has_weights = checkpoint.tensors is not None
-                weights = write_weights(layout, checkpoint, staging, advance) if has_weights else None
+                calibrated = None if calibration is None else calibration.stored()
+                weights = write_weights(layout, checkpoint, staging, advance, calibrated) if has_weights else None
                 tokenizer = checkpoint.save_tokenizer(staging)
             with progress.step("graphs"):
                 graphs = workers.results()
 
-        parts = EngineParts(checkpoint.source, dims, resolved, cache, graphs, weights, tokenizer)
+        record = None if calibration is None else calibration.record
+        parts = EngineParts(checkpoint.source, dims, resolved, cache, graphs, weights, tokenizer, record)
         manifest = make_manifest(parts, staging)
         with progress.step("verification"):
-            verification = _skipped(config, has_weights=has_weights)
+            verification = _skipped(config, target, has_weights=has_weights)
             if verification is None:
                 manifest.save(staging / UNCHECKED_NAME)
                 verification = verify_engine(staging, UNCHECKED_NAME, manifest, checkpoint.hf_config, layout)
@@ -58,7 +71,18 @@ def build(config: BuildConfig, progress: BuildProgress) -> Manifest:
     return manifest
 
 
-def _skipped(config: BuildConfig, *, has_weights: bool) -> VerificationRecord | None:
+def _check_window(resolved: ResolvedBuild, target: Target) -> None:
+    most = target.num_boundary
+    if resolved.boundary == "one-pass" and isinstance(most, int) and resolved.boundary_window > most:
+        raise UsageError(
+            f"--boundary-window {resolved.boundary_window}: {target.name} takes at most {most} in one pass; "
+            "leave it out, or add --boundary two-step"
+        )
+
+
+def _skipped(config: BuildConfig, target: Target, *, has_weights: bool) -> VerificationRecord | None:
     if not has_weights:
         return VerificationRecord("skipped", "built without weights")
+    if not target.runs_here:
+        return VerificationRecord("skipped", f"{target.name} plans run on a GPU: compare them there")
     return None if config.verify else VerificationRecord("skipped", "--no-verify")

@@ -1,30 +1,57 @@
 """POP in PyTorch, on transformers' own model, attention and cache: what every engine is checked against."""
 
 import copy
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate.big_modeling import init_empty_weights
 from safetensors import safe_open
+from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
-from pop_engine.builder.export.boundary import TwoStepTail
-from pop_engine.builder.export.model import TORCH_DTYPES, canonical_names, decoder_layers
+from pop_engine.builder.export.boundary import ContextRows, TwoStepTail
+from pop_engine.builder.export.calibrated_tail import CalibratedTail
+from pop_engine.builder.export.model import TORCH_DTYPES, brings_code, canonical_names, decoder_layers
+from pop_engine.configs.manifest import CALIBRATED_WEIGHTS, DType
 from pop_engine.configs.prune_plan import PrunePlan
 
 
-def load_reference_model(config: PretrainedConfig, layout: WeightLayout, weights: Path) -> PreTrainedModel:
+@dataclass(frozen=True)
+class Reference:
+    """A model, its plan, and how the tail's context rows are projected: as the model does, or calibrated."""
+
+    model: PreTrainedModel
+    plan: PrunePlan
+    context_rows: ContextRows = nullcontext
+
+
+def load_reference(config: PretrainedConfig, layout: WeightLayout, engine: Path, plan: PrunePlan) -> Reference:
     """The model with the engine's own weight files mapped into it, so that they are not held a second time."""
+    tensors: dict[str, torch.Tensor] = {}
+    calibrated: dict[str, nn.Parameter] = {}
+    for file, entries in layout.by_file().items():
+        with safe_open(layout.path(engine, file), framework="pt") as reader:
+            for name, entry in entries.items():
+                own_name = layout.mode == "copy" or file == CALIBRATED_WEIGHTS
+                tensors[name] = reader.get_tensor(name if own_name else entry.stored_name)
+                if file == CALIBRATED_WEIGHTS:
+                    calibrated[name] = nn.Parameter(tensors[name], requires_grad=False)
+    model = assemble_model(config, layout.dtype, tensors)
+    if not calibrated:
+        return Reference(model, plan)
+    return Reference(model, plan, CalibratedTail(model, plan, calibrated).context_rows)
+
+
+def assemble_model(config: PretrainedConfig, dtype: DType, tensors: Mapping[str, torch.Tensor]) -> PreTrainedModel:
+    """The config's causal LM around tensors under their canonical names, which are not copied."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=TORCH_DTYPES[layout.dtype]
+            copy.deepcopy(config), trust_remote_code=brings_code(config), dtype=TORCH_DTYPES[dtype]
         )
-    tensors: dict[str, torch.Tensor] = {}
-    for file, entries in layout.by_file().items():
-        with safe_open(weights / file, framework="pt") as reader:
-            for name, entry in entries.items():
-                tensors[name] = reader.get_tensor(name if layout.mode == "copy" else entry.stored_name)
     state = {name: tensors[canonical] for name, canonical in canonical_names(model).items()}
     model.load_state_dict(state, assign=True, strict=False)
     model.tie_weights()
@@ -34,27 +61,31 @@ def load_reference_model(config: PretrainedConfig, layout: WeightLayout, weights
 
 @torch.no_grad()
 def reference_logits(
-    model: PreTrainedModel, plan: PrunePlan, prompt: list[int], continuation: list[int]
+    reference: Reference, prompt: list[int], continuation: list[int], boundary_window: int = 1
 ) -> torch.Tensor:
     """The paper's two-step form, teacher-forced: logits after the prompt, then after each token of `continuation`.
 
-    Returns [1 + len(continuation), vocab_size] in fp32. The prompt's last token is the first decode step (PAPER.md,
-    Method). The model is left as it was.
+    Returns [1 + len(continuation), vocab_size] in fp32. The prompt's last tokens, one in the paper, are the first
+    decode step (PAPER.md, Method). The model is left as it was.
     """
+    model = reference.model
     cache = DynamicCache(config=model.config)
-    if len(prompt) > 1:
-        _pruned_prefill(model, plan, prompt[:-1], cache)
-    steps = [prompt[-1:], *([token] for token in continuation)]
+    if context := prompt[:-boundary_window]:
+        pruned_prefill(reference, context, cache)
+    steps = [prompt[-boundary_window:], *([token] for token in continuation)]
     logits = [
         model(input_ids=torch.tensor([tokens]), cache=cache, use_cache=True).logits[0, -1].float() for tokens in steps
     ]
     return torch.stack(logits)
 
 
-def _pruned_prefill(model: PreTrainedModel, plan: PrunePlan, context: list[int], cache: DynamicCache) -> None:
+@torch.no_grad()
+def pruned_prefill(reference: Reference, context: list[int], cache: DynamicCache) -> None:
+    """Fill a cache as the pruned prefill does. The model is left as it was."""
+    model = reference.model
     layers = decoder_layers(model)
-    tail = [layers[layer_idx] for layer_idx in plan.tail]
-    TwoStepTail().wrap(tail)
+    tail = [layers[layer_idx] for layer_idx in reference.plan.tail]
+    TwoStepTail(reference.context_rows).wrap(tail)
     try:
         model(input_ids=torch.tensor([context]), cache=cache, use_cache=True, logits_to_keep=1)
     finally:

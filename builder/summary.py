@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pop_engine.configs.calibration import CalibrationRecord
 from pop_engine.configs.manifest import Manifest, WeightsRecord
 
 _MEGABYTE = 1e6
@@ -16,16 +17,41 @@ def summarize(manifest: Manifest, out: Path) -> str:
         (
             "layers",
             f"{plan.num_trunk_layers} trunk + {plan.num_tail_layers} tail of {plan.num_hidden_layers}, "
-            f"{manifest.boundary} boundary",
+            f"{manifest.boundary} boundary"
+            + (f" of {window} tokens" if (window := manifest.boundary_window) > 1 else ""),
         ),
+        *_calibration_rows(manifest.calibration),
         ("limits", f"{limits.max_seq_len} tokens, {limits.max_batch_size} slots"),
         ("weights", _describe_weights(manifest.weights)),
         ("graphs", f"{manifest.prefill.file} and {manifest.decode.file}, which hold no weights"),
+        *_plan_rows(manifest),
         ("verified", _describe_verification(manifest)),
         ("steps", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.step_seconds.items())),
         ("memory", f"{build.peak_memory_bytes / _MEGABYTE:,.0f} MB at the peak, all processes"),
     ]
     return "".join(f"{name:<9} {text}\n" for name, text in rows)
+
+
+def _calibration_rows(record: CalibrationRecord | None) -> list[tuple[str, str]]:
+    if record is None:
+        return []
+    kept = f"held-out benefit kept {record.benefit_plain} plain, {record.benefit_calibrated} calibrated"
+    return [("tail", f"calibrated on {record.num_tokens} tokens of {record.data}; {kept}")]
+
+
+def _plan_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """Size of the plans, and what that is of the weights: it tells that they hold none."""
+    plans = [record.plan for record in (manifest.prefill, manifest.decode) if record.plan is not None]
+    if not plans:
+        return []
+    size = sum(plan.num_bytes for plan in plans)
+    share = f", {size / manifest.weights.num_bytes:.1%} of the weights" if manifest.weights else ""
+    constants = sum(constant.num_bytes for plan in plans for constant in plan.constants)
+    text = (
+        f"{' and '.join(plan.file for plan in plans)} for {plans[0].gpu}, {size / _MEGABYTE:,.1f} MB{share}; "
+        f"{constants:,} bytes of constants inside"
+    )
+    return [("plans", text), ("compiled", ", ".join(f"{plan.file} in {plan.compile_seconds:.1f} s" for plan in plans))]
 
 
 def _describe_weights(weights: WeightsRecord | None) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
-from pop_engine.builder.reference import load_reference_model, reference_logits
+from pop_engine.builder.reference import load_reference, reference_logits
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import Manifest, VerificationRecord
 
@@ -34,10 +34,11 @@ def verify_engine(
 
     Raises EngineError where the logits differ by more than rounding: a failed check is a failed build.
     """
-    tokens = _draw_tokens(manifest.dims.vocab_size, manifest.limits.max_seq_len)
+    window = manifest.boundary_window
+    tokens = _draw_tokens(manifest.dims.vocab_size, manifest.limits.max_seq_len, window)
     found = _replay(staging, manifest_name, tokens)
-    model = load_reference_model(config, layout, staging / layout.directory)
-    expected = reference_logits(model, manifest.plan, tokens.prompt, tokens.continuation).numpy()
+    reference = load_reference(config, layout, staging, manifest.plan)
+    expected = reference_logits(reference, tokens.prompt, tokens.continuation, window).numpy()
     errors = np.abs(found - expected).max(axis=1)
     tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
     if not np.isfinite(found).all() or errors.max() > tolerance:
@@ -55,10 +56,11 @@ def verify_engine(
     )
 
 
-def _draw_tokens(vocab_size: int, max_seq_len: int) -> _Tokens:
+def _draw_tokens(vocab_size: int, max_seq_len: int, boundary_window: int) -> _Tokens:
+    """A window takes none of the context's tokens away, where the engine has room for both."""
     random = np.random.default_rng(0)
     num_steps = min(NUM_DECODE_STEPS, max_seq_len - 1)
-    num_prompt = min(NUM_PROMPT_TOKENS, max_seq_len - num_steps)
+    num_prompt = min(NUM_PROMPT_TOKENS + boundary_window - 1, max_seq_len - num_steps)
     drawn = [int(token) for token in random.integers(0, vocab_size, num_prompt + num_steps)]
     return _Tokens(drawn[:num_prompt], drawn[num_prompt:])
 

@@ -16,6 +16,8 @@ from pop_engine.configs.manifest import (
     WeightsRecord,
 )
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.tools.calibration_report import calibration_lines
+from pop_engine.tools.plan_report import plan_lines
 from pop_engine.tools.table import align_rows, format_bytes
 
 TRUNK_MARK, TAIL_MARK = "█", "░"
@@ -30,10 +32,12 @@ def describe_engine(manifest: Manifest, directory: Path, width: int) -> str:
         *_section("model", _model_lines(manifest)),
         *_section("layers", [*draw_plan(manifest.plan, width - len(_INDENT)), *_phase_lines(manifest)]),
         *_section("target", [_describe_target(manifest.target)]),
+        *_section("tail", calibration_lines(manifest.calibration)),
         *_section("limits", _limit_lines(manifest)),
         *_section("cache", _cache_lines(manifest)),
         *_section("graphs", describe_operators(manifest.prefill, manifest.decode)),
         *_section("bindings", _binding_lines((manifest.prefill, manifest.decode))),
+        *_section("plans", plan_lines((manifest.prefill, manifest.decode))),
         *_section("weights", _weight_lines(manifest)),
         *_section("files", _file_lines(manifest.files)),
         *_section("verified", [_describe_verification(manifest.verification)]),
@@ -108,11 +112,14 @@ def _model_lines(manifest: Manifest) -> list[str]:
 def _phase_lines(manifest: Manifest) -> list[str]:
     """What each phase runs, in the words of the drawing."""
     num_layers, num_tail_layers = manifest.dims.num_hidden_layers, manifest.plan.num_tail_layers
+    window = manifest.boundary_window
+    rows, tokens = ("row goes", "token runs") if window == 1 else (f"{window} rows go", f"{window} tokens run")
     boundary = {
-        "one-pass": "in the same pass, the last row goes through every layer",
-        "two-step": "the last prompt token runs as the first decode step",
+        "one-pass": f"in the same pass, the last {rows} through every layer",
+        "two-step": f"the last prompt {tokens} as the first decode step",
     }[manifest.boundary]
-    prefill = f"{TRUNK_MARK} in full, {TAIL_MARK} K and V projections only"
+    calibrated = "" if manifest.calibration is None else ", calibrated"
+    prefill = f"{TRUNK_MARK} in full, {TAIL_MARK} K and V projections only{calibrated}"
     if num_tail_layers == 0:
         prefill = f"all {num_layers} layers in full: nothing is pruned"
     return align_rows(
@@ -156,8 +163,8 @@ def _operator_rank(name: str) -> int:
 
 
 def _layer_pattern(name: str) -> tuple[str, int | None]:
-    """`present_key.7.boundary` becomes `present_key.{}.boundary` and 7."""
-    match = re.fullmatch(r"([^.]+\.)(\d+)(.*)", name)
+    """`present_key.7.boundary` becomes `present_key.{}.boundary` and 7, and `model.layers.7.norm` the like."""
+    match = re.fullmatch(r"((?:[^.\d]+\.)+)(\d+)(.*)", name)
     return (f"{match[1]}{{}}{match[3]}", int(match[2])) if match else (name, None)
 
 
@@ -177,7 +184,11 @@ def _binding_row(group: Sequence[Binding], direction: str) -> list[str]:
 def _binding_lines(graphs: Iterable[GraphRecord]) -> Iterator[str]:
     for graph in graphs:
         yield graph.file
-        rows = describe_bindings(graph.contract.inputs, "in") + describe_bindings(graph.contract.outputs, "out")
+        rows = [
+            *describe_bindings(graph.contract.inputs, "in"),
+            *describe_bindings(graph.contract.weights, "in"),
+            *describe_bindings(graph.contract.outputs, "out"),
+        ]
         yield from align_rows(rows, indent="  ")
 
 

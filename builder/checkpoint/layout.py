@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import get_args
@@ -10,7 +10,7 @@ from typing import get_args
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint, StoredTensor
 from pop_engine.builder.checkpoint.safetensors_header import ALIGNMENT, ITEM_BYTES, TensorSpan, align, encode_header
 from pop_engine.configs.errors import EngineError, UsageError
-from pop_engine.configs.manifest import WEIGHTS_DIRECTORY, DType, WeightsMode
+from pop_engine.configs.manifest import CALIBRATED_WEIGHTS, WEIGHTS_DIRECTORY, DType, WeightsMode
 
 SAFETENSORS_DTYPES: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 _MAX_SHARD_BYTES = 5_000_000_000
@@ -30,7 +30,10 @@ class WeightEntry:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The one copy of the weights. `directory` is below the engine directory, or absolute when referenced."""
+    """The one copy of the weights. `directory` is below the engine directory, or absolute when referenced.
+
+    The file of calibrated weights is always the engine's own, whatever the mode.
+    """
 
     mode: WeightsMode
     directory: str
@@ -41,6 +44,21 @@ class WeightLayout:
     def num_bytes(self) -> int:
         """Bytes of all parameters."""
         return sum(entry.num_bytes for entry in self.entries.values())
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it has calibrated weights beside the checkpoint's."""
+        return any(entry.file == CALIBRATED_WEIGHTS for entry in self.entries.values())
+
+    def path(self, engine: Path, file: str) -> Path:
+        """Where one of its files lies, for an engine directory."""
+        # Joining keeps a referenced folder as it is: it is absolute.
+        return engine / (WEIGHTS_DIRECTORY if file == CALIBRATED_WEIGHTS else self.directory) / file
+
+    def with_calibration(self, shapes: Mapping[str, tuple[int, ...]]) -> "WeightLayout":
+        """This layout and a file of calibrated weights."""
+        added = _copy_layout(shapes, {CALIBRATED_WEIGHTS: [*shapes]}, {name: name for name in shapes}, self.dtype)
+        return replace(self, entries=self.entries | added.entries)
 
     def by_file(self) -> dict[str, dict[str, WeightEntry]]:
         """Entries of each file, in the order in which they lie there."""
@@ -71,7 +89,7 @@ def plan_weights(
             raise UsageError(f"--weights {mode}: there are no weights to {mode}; leave --weights out")
         sizes = {name: _num_bytes(shape, dtype) for name, shape in parameters.items()}
         return _copy_layout(parameters, _split_by_size(sizes), {name: name for name in parameters}, dtype)
-    stored = _match(parameters, checkpoint.tensors, checkpoint.source.location)
+    stored = match_tensors(parameters, checkpoint.tensors, checkpoint.source.location)
     obstacle = _obstacle_to_sharing(stored, dtype)
     if mode == "reference":
         return _shared_layout("reference", str(_only_folder(stored, obstacle)), stored, dtype)
@@ -87,9 +105,10 @@ def _num_bytes(shape: tuple[int, ...], dtype: DType) -> int:
     return prod(shape) * ITEM_BYTES[SAFETENSORS_DTYPES[dtype]]
 
 
-def _match(
+def match_tensors(
     parameters: Mapping[str, tuple[int, ...]], tensors: Mapping[str, StoredTensor], location: str
 ) -> dict[str, StoredTensor]:
+    """Each parameter's stored tensor. Raises EngineError where one is missing or has another shape."""
     found = {name: _find(name, tensors) for name in parameters}
     missing = [name for name, tensor in found.items() if tensor is None]
     if missing:

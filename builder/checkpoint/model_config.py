@@ -64,7 +64,9 @@ def config_from_mapping(content: dict[str, Any], origin: str) -> PreTrainedConfi
 
 def _checked(config: PreTrainedConfig, origin: str) -> PreTrainedConfig:
     _refuse_unsupported(config, origin)
-    config.name_or_path = ""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        # A model class of the checkpoint's own is looked up by this name.
+        config.name_or_path = ""
     return config
 
 

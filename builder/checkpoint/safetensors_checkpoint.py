@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from pop_engine.builder.checkpoint.checkpoint import StoredTensor
+from pop_engine.builder.checkpoint.converted_tensors import with_converted_tensors
 from pop_engine.builder.checkpoint.model_config import read_model_config
 from pop_engine.builder.checkpoint.safetensors_header import read_header
 from pop_engine.builder.checkpoint.tokenizer_files import save_folder_tokenizer
@@ -65,7 +66,7 @@ def open_safetensors(
     Raises UsageError where it is no such folder, EngineError where a weight file is missing or damaged.
     """
     hf_config = read_model_config(directory, trust_remote_code=trust_remote_code)
-    tensors = _list_tensors(directory) if with_weights else None
+    tensors = with_converted_tensors(_list_tensors(directory), hf_config) if with_weights else None
     return SafetensorsCheckpoint(source, options, hf_config, tensors, directory, trust_remote_code)
 
 

@@ -13,7 +13,7 @@ from pop_engine.builder.checkpoint.checkpoint import Checkpoint, StoredTensor
 from pop_engine.builder.checkpoint.layout import SAFETENSORS_DTYPES, WeightEntry, WeightLayout
 from pop_engine.builder.checkpoint.safetensors_header import TensorSpan, encode_header
 from pop_engine.configs.errors import EngineError, UsageError
-from pop_engine.configs.manifest import DType, FileRecord, WeightsRecord
+from pop_engine.configs.manifest import CALIBRATED_WEIGHTS, WEIGHTS_DIRECTORY, DType, FileRecord, WeightsRecord
 
 Progress = Callable[[int, int], None]
 
@@ -42,29 +42,38 @@ class _Meter:
         self.progress(self.done, self.total)
 
 
-def write_weights(layout: WeightLayout, checkpoint: Checkpoint, directory: Path, progress: Progress) -> WeightsRecord:
+def write_weights(
+    layout: WeightLayout,
+    checkpoint: Checkpoint,
+    directory: Path,
+    progress: Progress,
+    calibrated: Mapping[str, StoredTensor] | None = None,
+) -> WeightsRecord:
     """Put the layout into the engine directory and record its files; `progress` gets bytes done and bytes in all.
+
+    `calibrated` are the tensors of the layout that are not the checkpoint's.
 
     Raises EngineError where a tensor holds NaN or infinity or its file is damaged, UsageError where a link is
     refused. A full disk is an OSError.
     """
     if checkpoint.tensors is None:
         raise UsageError(f"{checkpoint.source.name}: opened without weights, there is nothing to write")
-    if layout.mode != "reference":
-        (directory / layout.directory).mkdir(exist_ok=True)
+    tensors = {**checkpoint.tensors, **(calibrated or {})}
     meter = _Meter(progress, layout.num_bytes)
     files: list[FileRecord] = []
     for name, entries in layout.by_file().items():
-        # Joining keeps a referenced folder as it is: it is absolute.
-        path = directory / layout.directory / name
-        stored = {parameter: checkpoint.tensors[entry.stored_name] for parameter, entry in entries.items()}
-        if layout.mode == "copy":
+        mode = "copy" if name == CALIBRATED_WEIGHTS else layout.mode
+        path = layout.path(directory, name)
+        stored = {parameter: tensors[entry.stored_name] for parameter, entry in entries.items()}
+        if mode != "reference":
+            path.parent.mkdir(exist_ok=True)
+        if mode == "copy":
             sha256 = _copy(path, entries, stored, layout.dtype, meter)
         else:
-            if layout.mode == "link":
+            if mode == "link":
                 _link(next(iter(stored.values())).file, path)
             sha256 = _check(path, entries, stored, meter)
-        record_path = str(path) if layout.mode == "reference" else f"{layout.directory}/{name}"
+        record_path = str(path) if mode == "reference" else f"{WEIGHTS_DIRECTORY}/{name}"
         files.append(FileRecord(record_path, path.stat().st_size, sha256))
     return WeightsRecord(layout.mode, layout.directory, layout.dtype, layout.num_bytes, tuple(files))
 

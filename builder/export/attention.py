@@ -5,6 +5,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from pop_engine.builder.export.cache import RecordingCache
+from pop_engine.builder.export.mask import CausalMask, Mask, UnsupportedMask, describe_mask
 from pop_engine.configs.errors import EngineError
 from pop_engine.plugins import attention as attention_op
 
@@ -19,7 +20,7 @@ def register_attention(cache: RecordingCache) -> None:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Mask | torch.Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
         sliding_window: int | None = None,
@@ -28,21 +29,18 @@ def register_attention(cache: RecordingCache) -> None:
         **unused: object,
     ) -> tuple[torch.Tensor, None]:
         """Query [B, H, rows, D] against the recorded cache; returns [B, rows, H, D] as transformers expects."""
-        if s_aux is not None:
-            raise EngineError(f"{type(module).__name__}: attention sinks are not supported yet")
-        if attention_mask is not None:
-            raise EngineError(f"{type(module).__name__}: attention with a mask of its own is not supported yet")
         batch, num_heads, rows, head_dim = query.shape
+        window = _window(module, attention_mask, sliding_window)
         if cache.recording[0].holds_back:
             # Context rows end at the cache write; what follows is dead code and leaves with the dead code.
-            return query.transpose(1, 2), None
+            return query.new_empty(batch, rows, num_heads, value.shape[-1]), None
         assert cache.total_len is not None
         output = torch.onnx.ops.symbolic(
             f"{attention_op.DOMAIN}::{attention_op.OP_TYPE}",
-            (query, key, value, cache.total_len),
+            (query, key, value, cache.total_len, *([] if s_aux is None else [s_aux])),
             {
                 "scale": float(head_dim**-0.5 if scaling is None else scaling),
-                "sliding_window": int(sliding_window or 0),
+                "sliding_window": window,
                 "softcap": float(softcap or 0.0),
             },
             dtype=query.dtype,
@@ -52,8 +50,18 @@ def register_attention(cache: RecordingCache) -> None:
         return output, None
 
     AttentionInterface.register(IMPLEMENTATION, attend)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, describe_mask)
 
 
-def _no_mask(*args: object, **kwargs: object) -> None:
-    return None
+def _window(module: torch.nn.Module, mask: Mask | torch.Tensor | None, sliding_window: int | None) -> int:
+    """The window that a layer sees. The mask decides, as in transformers: its attentions only hint at a window."""
+    name = type(module).__name__
+    if isinstance(mask, CausalMask):
+        return mask.sliding_window
+    if isinstance(mask, UnsupportedMask):
+        raise EngineError(f"{name}: {mask.reason}")
+    if mask is not None:
+        raise EngineError(f"{name}: attention with a mask or a position bias of its own cannot be exported")
+    if sliding_window or not getattr(module, "is_causal", True):
+        raise EngineError(f"{name}: attention without a mask that says what it sees cannot be exported")
+    return 0

@@ -1,6 +1,7 @@
 """How tail layers are traced: which rows only write their K and V, and which go through in full."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,13 @@ from torch.utils import _pytree
 from pop_engine.builder.export.cache import RecordingCache
 
 LayerForward = Callable[..., Any]
+# What a tail layer runs within while it writes its context rows.
+ContextRows = Callable[[], AbstractContextManager[None]]
+
+
+def _with_hidden(output: Any, hidden_states: torch.Tensor) -> Any:
+    """A layer's output with other hidden states, in the layer's form: alone, or first in a tuple."""
+    return (hidden_states, *output[1:]) if isinstance(output, tuple) else hidden_states
 
 
 class TwoStepTail:
@@ -19,15 +27,19 @@ class TwoStepTail:
     The exporter then drops all of it but norm, K/V projections, RoPE and the write.
     """
 
+    def __init__(self, context_rows: ContextRows = nullcontext) -> None:
+        self._within = context_rows
+
     def wrap(self, layers: list[nn.Module]) -> None:
         """Replace the forward of these tail layers."""
         for layer in layers:
             layer.forward = self._forward(layer.forward)
 
     def _forward(self, run: LayerForward) -> LayerForward:
-        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            run(hidden_states, *args, **kwargs)
-            return hidden_states
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            with self._within():
+                output = run(hidden_states, *args, **kwargs)
+            return _with_hidden(output, hidden_states)
 
         return forward
 
@@ -37,10 +49,17 @@ class OnePassTail:
 
     `context_rows` and `boundary_rows` are row indices, [C] and [W]. Index tensors rather than slices: TensorRT
     must see a known row count, and a call may have no rows of either kind.
+
+    Give the LM head of a model that shapes its layers' output by its input: the boundary rows are then put back to
+    their places, and chosen again where the head begins.
     """
 
-    def __init__(self, cache: RecordingCache) -> None:
+    def __init__(
+        self, cache: RecordingCache, context_rows: ContextRows = nullcontext, head: nn.Module | None = None
+    ) -> None:
         self._cache = cache
+        self._within = context_rows
+        self._head = head
         self._context: torch.Tensor | None = None
         self._context_rows: torch.Tensor | None = None
         self._boundary_rows: torch.Tensor | None = None
@@ -54,7 +73,11 @@ class OnePassTail:
         """Replace the forward of these tail layers; with none, of the last layer, so that one chooses the rows."""
         for layer in layers:
             layer.forward = self._forward(layer.forward)
-        if not layers:
+        if self._head is not None:
+            if layers:
+                last.forward = self._put_back_rows(last.forward)
+            self._head.forward = self._choose_rows_first(self._head.forward)
+        elif not layers:
             last.forward = self._choose_rows(last.forward)
 
     def _forward(self, run: LayerForward) -> LayerForward:
@@ -65,19 +88,35 @@ class OnePassTail:
                 self._num_rows = hidden_states.shape[1]
                 self._context = hidden_states.index_select(1, self._context_rows)
                 hidden_states = hidden_states.index_select(1, self._boundary_rows)
-            with self._cache.holding_back():
+            with self._cache.holding_back(), self._within():
                 run(self._context, *self._rows(args, self._context_rows), **self._rows(kwargs, self._context_rows))
             return run(hidden_states, *self._rows(args, self._boundary_rows), **self._rows(kwargs, self._boundary_rows))
 
         return forward
 
     def _choose_rows(self, run: LayerForward) -> LayerForward:
-        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             assert self._boundary_rows is not None
             output = run(hidden_states, *args, **kwargs)
-            full = output[0] if isinstance(output, tuple) else output
-            chosen: torch.Tensor = full.index_select(1, self._boundary_rows)
-            return chosen
+            full: torch.Tensor = output[0] if isinstance(output, tuple) else output
+            return _with_hidden(output, full.index_select(1, self._boundary_rows))
+
+        return forward
+
+    def _choose_rows_first(self, run: LayerForward) -> LayerForward:
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            assert self._boundary_rows is not None
+            return run(hidden_states.index_select(1, self._boundary_rows), *args, **kwargs)
+
+        return forward
+
+    def _put_back_rows(self, run: LayerForward) -> LayerForward:
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            assert self._boundary_rows is not None
+            output = run(hidden_states, *args, **kwargs)
+            rows: torch.Tensor = output[0] if isinstance(output, tuple) else output
+            places = rows.new_zeros(rows.shape[0], self._num_rows, rows.shape[2])
+            return _with_hidden(output, places.index_copy(1, self._boundary_rows, rows))
 
         return forward
 

@@ -10,7 +10,10 @@ from pop_engine.plugins import kv_cache_update
 
 
 class RecordingLayer(CacheLayerMixin):
-    """One decoder layer's K and V. `keys` and `values` are [B, H_kv, max_seq_len, D], once the layer has written."""
+    """One decoder layer's K and V. `keys` and `values` are [B, H_kv, max_seq_len, D], once the layer has written.
+
+    `held_back` is what it last wrote while held back.
+    """
 
     is_sliding = False
 
@@ -18,12 +21,12 @@ class RecordingLayer(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self._past: tuple[torch.Tensor, torch.Tensor] | None = None
         self._cache_len: torch.Tensor | None = None
-        self._context: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.held_back: tuple[torch.Tensor, torch.Tensor] | None = None
         self.holds_back = False
 
     def begin(self, past_key: torch.Tensor, past_value: torch.Tensor, cache_len: torch.Tensor) -> None:
         """Start a trace from these graph inputs."""
-        self.keys = self.values = self._context = None
+        self.keys = self.values = self.held_back = None
         self._past, self._cache_len = (past_key, past_value), cache_len
 
     def update(
@@ -35,11 +38,11 @@ class RecordingLayer(CacheLayerMixin):
         written once per call of the graph (TensorRT allows no more).
         """
         if self.holds_back:
-            self._context = (key_states, value_states)
+            self.held_back = (key_states, value_states)
             return key_states, value_states
         assert self._past is not None
         assert self.keys is None, "a layer wrote its cache twice"
-        context_key, context_value = self._context or (None, None)
+        context_key, context_value = self.held_back or (None, None)
         self.keys = self._record(self._past[0], context_key, key_states)
         self.values = self._record(self._past[1], context_value, value_states)
         return self.keys, self.values

@@ -1,6 +1,8 @@
 """A Hugging Face model with shapes and no weights: what the graphs are traced from."""
 
 import copy
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +12,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from pop_engine.configs.errors import UsageError
-from pop_engine.configs.io_contract import KVShape
+from pop_engine.builder.export.experts import trace_experts
+from pop_engine.builder.export.failure import first_line
+from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import DType
 from pop_engine.configs.model_dims import ModelDims
 
@@ -40,6 +43,14 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     raise UsageError(f"{type(model).__name__}: has no list of {expected} decoder layers to prune")
 
 
+def lm_head(model: PreTrainedModel) -> nn.Module:
+    """What turns hidden states into logits."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Module):
+        raise EngineError(f"{type(model).__name__}: has no LM head of its own")
+    return head
+
+
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
     """The part of a config that describes the decoder."""
     decoder: PretrainedConfig = config.get_text_config(decoder=True)
@@ -55,10 +66,10 @@ def model_dims(config: PretrainedConfig) -> ModelDims:
             model_type=str(config.model_type),
             num_hidden_layers=int(text.num_hidden_layers),
             hidden_size=int(text.hidden_size),
-            intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+            intermediate_size=_optional(text, "intermediate_size") or 4 * int(text.hidden_size),
             num_attention_heads=num_heads,
-            num_key_value_heads=int(getattr(text, "num_key_value_heads", None) or num_heads),
-            head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // num_heads),
+            num_key_value_heads=_optional(text, "num_key_value_heads") or num_heads,
+            head_dim=_optional(text, "head_dim") or int(text.hidden_size) // num_heads,
             vocab_size=int(text.vocab_size),
             max_position_embeddings=int(text.max_position_embeddings),
         )
@@ -68,9 +79,19 @@ def model_dims(config: PretrainedConfig) -> ModelDims:
         ) from error
 
 
-def kv_shapes(dims: ModelDims) -> tuple[KVShape, ...]:
-    """What each layer's cache holds per token."""
-    return (KVShape(dims.num_key_value_heads, dims.head_dim),) * dims.num_hidden_layers
+def _optional(config: PretrainedConfig, name: str) -> int | None:
+    """A number that a config may lack, or have one of per layer: a list, or what raises when it is asked for."""
+    try:
+        value = getattr(config, name, None)
+    except (AttributeError, ValueError, RuntimeError):
+        return None
+    return max(value) if isinstance(value, list | tuple) else value
+
+
+def check_takes_positions(model: PreTrainedModel) -> None:
+    """Raise EngineError where a model counts its positions itself: a graph's are an input."""
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        raise EngineError(f"{type(model).__name__}: takes no position_ids, so its positions cannot be a graph's input")
 
 
 def build_fake_model(config: PretrainedConfig, dtype: DType, attn_implementation: str) -> FakeModel:
@@ -78,22 +99,39 @@ def build_fake_model(config: PretrainedConfig, dtype: DType, attn_implementation
 
     Buffers (rotary frequencies) are real: the graphs hold their values.
     """
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=TORCH_DTYPES[dtype], attn_implementation=attn_implementation
-        )
+    model = _instantiate(config, dtype=TORCH_DTYPES[dtype], attn_implementation=attn_implementation)
     model.eval()
     model.tie_weights()
+    trace_experts(model)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     names = canonical_names(model)
     _replace_parameters(model, mode, names)
     return FakeModel(model, mode, names)
 
 
+def brings_code(config: PretrainedConfig) -> bool:
+    """Whether the model class is the checkpoint's own. Its config class is then too, so leave has been given."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+def _instantiate(config: PretrainedConfig, **options: object) -> PreTrainedModel:
+    """The config's causal LM on the meta device. Raises EngineError where its class does not allow it."""
+    try:
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), trust_remote_code=brings_code(config), **options
+            )
+    except Exception as error:
+        raise EngineError(
+            f"model type {config.model_type}: cannot be made from its config, or has attention of its own instead of "
+            f"transformers' attention interface ({first_line(error)})"
+        ) from error
+    return model
+
+
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the model's parameters under their canonical names, in the model's order."""
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    model = _instantiate(config)
     model.tie_weights()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     return {name: shapes[name] for name in dict.fromkeys(canonical_names(model).values())}
@@ -111,6 +149,14 @@ def canonical_names(model: PreTrainedModel) -> dict[str, str]:
     }
     ties = model.all_tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else {}
     return {name: names.get(ties.get(name, name), name) for name in names}
+
+
+def add_parameters(fake: FakeModel, shapes: Mapping[str, tuple[int, ...]], dtype: DType) -> dict[str, nn.Parameter]:
+    """Fake parameters that the model class does not have; their names are canonical."""
+    with fake.mode:
+        tensors = {name: torch.empty(shape, dtype=TORCH_DTYPES[dtype]) for name, shape in shapes.items()}
+    fake.canonical_names.update({name: name for name in shapes})
+    return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
 
 
 def _replace_parameters(model: PreTrainedModel, mode: FakeTensorMode, names: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -10,11 +11,21 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from pop_engine.builder.export.attention import IMPLEMENTATION, register_attention
-from pop_engine.builder.export.boundary import OnePassTail, TwoStepTail
+from pop_engine.builder.export.boundary import ContextRows, OnePassTail, TwoStepTail
 from pop_engine.builder.export.cache import RecordingCache
-from pop_engine.builder.export.model import TORCH_DTYPES, FakeModel, build_fake_model, decoder_layers
+from pop_engine.builder.export.calibrated_tail import CalibratedTail, calibrated_shapes
+from pop_engine.builder.export.failure import first_line
+from pop_engine.builder.export.model import (
+    TORCH_DTYPES,
+    FakeModel,
+    add_parameters,
+    build_fake_model,
+    decoder_layers,
+    lm_head,
+)
+from pop_engine.builder.export.rotary import hold_rotary
 from pop_engine.configs import io_contract as io
-from pop_engine.configs.errors import EngineError
+from pop_engine.configs.errors import EngineError, PopError
 from pop_engine.configs.manifest import DType
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.plugins import attention as attention_op
@@ -26,33 +37,46 @@ _EXAMPLE_SIZES = {io.BATCH: 2, io.SEQ: 7, io.NUM_CONTEXT: 4, io.NUM_BOUNDARY: 3}
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """Which graph to trace. Decode is the full model over every row; prefill follows the plan and the boundary."""
+    """Which graph to trace. Decode is the full model over every row; prefill follows the plan and the boundary.
+
+    `calibrated` gives the context rows of prefill's tail projections of their own; decode has no such rows.
+    """
 
     phase: io.Phase
     plan: PrunePlan
     boundary: io.Boundary
     contract: io.GraphContract
     dtype: DType
+    calibrated: bool = False
+
+    @property
+    def max_seq_len(self) -> int:
+        """How long a sequence can get."""
+        max_seq_len = next(b.shape[2] for b in self.contract.inputs if b.name == io.past_key(0))
+        assert isinstance(max_seq_len, int)
+        return max_seq_len
 
 
 class GraphModule(nn.Module):
     """The model between the bindings of one graph's contract."""
 
-    def __init__(self, spec: GraphSpec, fake: FakeModel, cache: RecordingCache) -> None:
+    def __init__(self, spec: GraphSpec, fake: FakeModel, cache: RecordingCache, *, keeps_rows: bool = False) -> None:
         super().__init__()
         self.model = fake.model
         self._spec = spec
         self._cache = cache
         self._one_pass: OnePassTail | None = None
+        self._keeps_rows = keeps_rows
         if spec.phase == "prefill":
-            self._wrap_tail(decoder_layers(fake.model))
+            self._wrap_tail(decoder_layers(fake.model), _context_rows(spec, fake))
 
-    def _wrap_tail(self, layers: list[nn.Module]) -> None:
+    def _wrap_tail(self, layers: list[nn.Module], context_rows: ContextRows) -> None:
         tail = [layers[layer_idx] for layer_idx in self._spec.plan.tail]
         if self._spec.boundary == "two-step":
-            TwoStepTail().wrap(tail)
+            TwoStepTail(context_rows).wrap(tail)
         else:
-            self._one_pass = OnePassTail(self._cache)
+            head = lm_head(self.model) if self._keeps_rows else None
+            self._one_pass = OnePassTail(self._cache, context_rows, head)
             self._one_pass.wrap(tail, layers[-1])
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -73,6 +97,13 @@ class GraphModule(nn.Module):
         return (*([logits] if has_logits else []), *self._cache.presents())
 
 
+def _context_rows(spec: GraphSpec, fake: FakeModel) -> ContextRows:
+    if not spec.calibrated:
+        return nullcontext
+    parameters = add_parameters(fake, calibrated_shapes(fake.model, spec.plan), spec.dtype)
+    return CalibratedTail(fake.model, spec.plan, parameters).context_rows
+
+
 def trace_graph(config: PretrainedConfig, spec: GraphSpec) -> tuple[ir.Model, dict[str, str]]:
     """Trace a graph. No weight is read or allocated: initializers are fake.
 
@@ -80,23 +111,40 @@ def trace_graph(config: PretrainedConfig, spec: GraphSpec) -> tuple[ir.Model, di
     checkpoint's. Raises EngineError where the model class cannot be traced, or does not attend through transformers'
     attention interface.
     """
-    cache = RecordingCache(len(spec.plan.tail) + spec.plan.num_trunk_layers)
-    register_attention(cache)
-    fake = build_fake_model(config, spec.dtype, IMPLEMENTATION)
-    module = GraphModule(spec, fake, cache)
     try:
+        module, fake = _graph_module(config, spec)
         model = _export(module, fake, spec)
-    except EngineError:
+    except PopError:
         raise
     except Exception as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EngineError(
-            f"{type(fake.model).__name__}: the {spec.phase} graph cannot be traced ({first_line}); "
+            f"model type {config.model_type}: the {spec.phase} graph cannot be traced ({first_line(error)}); "
             "--verbose shows where"
         ) from error
     _name_bindings(model, spec.contract)
     _check_attentions(model, spec, type(fake.model).__name__)
+    _check_positions(model, type(fake.model).__name__)
     return model, {f"model.{name}": canonical for name, canonical in fake.canonical_names.items()}
+
+
+def _graph_module(config: PretrainedConfig, spec: GraphSpec) -> tuple[GraphModule, FakeModel]:
+    """The module to export. A model that cannot lose rows in its layers keeps them up to the head."""
+    module, fake = _make_module(config, spec, keeps_rows=False)
+    if spec.phase == "prefill" and spec.boundary == "one-pass":
+        try:
+            with fake.mode, torch.no_grad():
+                module(*_example_inputs(fake, spec))
+        except (RuntimeError, ValueError):
+            return _make_module(config, spec, keeps_rows=True)
+    return module, fake
+
+
+def _make_module(config: PretrainedConfig, spec: GraphSpec, *, keeps_rows: bool) -> tuple[GraphModule, FakeModel]:
+    cache = RecordingCache(spec.plan.num_hidden_layers)
+    register_attention(cache)
+    fake = build_fake_model(config, spec.dtype, IMPLEMENTATION)
+    hold_rotary(fake.model, spec.max_seq_len)
+    return GraphModule(spec, fake, cache, keeps_rows=keeps_rows), fake
 
 
 def _export(module: GraphModule, fake: FakeModel, spec: GraphSpec) -> ir.Model:
@@ -166,3 +214,9 @@ def _check_attentions(model: ir.Model, spec: GraphSpec, class_name: str) -> None
             f"{class_name}: {found} of {expected} layers attend through transformers' attention interface; "
             "a model class with attention of its own cannot be exported"
         )
+
+
+def _check_positions(model: ir.Model, class_name: str) -> None:
+    positions = next(value for value in model.graph.inputs if value.name == io.POSITION_IDS)
+    if not positions.uses():
+        raise EngineError(f"{class_name}: makes no use of position_ids, so it counts positions in a way of its own")

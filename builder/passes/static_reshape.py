@@ -29,7 +29,7 @@ class StaticReshape(ir.passes.InPlacePass):
         if _same_shape(data.shape, output.shape) and not output.is_graph_output():
             ir.convenience.replace_all_uses_with(output, data)
             return
-        target = _target(data.shape, output.shape)
+        target = _target(_shape(data), output.shape)
         if target is None:
             return
         constant = ir.node("Constant", [], {"value": ir.tensor(np.array(target, dtype=np.int64))})
@@ -46,6 +46,27 @@ def _same_dim(before: int | ir.SymbolicDim, after: int | ir.SymbolicDim) -> bool
 
 def _same_shape(before: ir.Shape | None, after: ir.Shape | None) -> bool:
     return before is not None and after is not None and len(before) == len(after) and all(map(_same_dim, before, after))
+
+
+def _shape(value: ir.Value) -> ir.Shape | None:
+    """A value's shape, worked out where the exporter leaves it open: it repeats a row with Unsqueeze and Expand."""
+    node = value.producer()
+    if value.shape is not None or node is None or node.op_type not in ("Unsqueeze", "Expand"):
+        return value.shape
+    source, given = node.inputs
+    before = _shape(source) if source is not None else None
+    constant = ir.convenience.get_const_tensor(given) if given is not None else None
+    if before is None or constant is None:
+        return None
+    dims, numbers = list(before), [int(number) for number in constant.numpy().reshape(-1)]
+    if node.op_type == "Unsqueeze":
+        for axis in sorted(number % (len(dims) + len(numbers)) for number in numbers):
+            dims.insert(axis, 1)
+    elif len(numbers) == len(dims):
+        dims = [dim if number == 1 else number for dim, number in zip(dims, numbers, strict=True)]
+    else:
+        return None
+    return ir.Shape(dims)
 
 
 def _target(before: ir.Shape | None, after: ir.Shape | None) -> list[int] | None:

@@ -1,6 +1,7 @@
 """ONNX Runtime on the CPU: one session, prepacked, for prefill and decode."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import GraphRecord, Manifest
 from pop_engine.runtime.kv_cache import KVCachePool, SlotRange
+from pop_engine.runtime.weights import own_weights
 
 _CACHE_DTYPES = {"fp32": np.dtype(np.float32)}
 
@@ -68,10 +70,11 @@ class OrtCpuSession:
         self._one_pass = manifest.boundary == "one-pass"
         self._has_context_rows = self._one_pass and manifest.plan.num_tail_layers > 0
         pool = KVCachePool(manifest.cache, manifest.limits.max_batch_size, _CACHE_DTYPES[manifest.cache.dtype])
-        self._prefill = _Graph(_load(directory / manifest.prefill.file, weights, threads), manifest.prefill, pool)
+        own = own_weights(directory, weights, manifest)
+        self._prefill = _Graph(_load(directory / manifest.prefill.file, weights, own, threads), manifest.prefill, pool)
         self._decode = self._prefill
         if manifest.target.decode_with == "decode":
-            self._decode = _Graph(_load(directory / manifest.decode.file, weights, threads), manifest.decode, pool)
+            self._decode = _Graph(_load(directory / manifest.decode.file, weights, {}, threads), manifest.decode, pool)
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], cache_len: int, num_boundary: int
@@ -116,12 +119,18 @@ def _token_inputs(token_ids: NDArray[np.int64], cache_lens: NDArray[np.int64]) -
     }
 
 
-def _load(graph: Path, weights: Path, threads: int | None) -> ort.InferenceSession:
+def _load(
+    graph: Path, weights: Path, own_weights: Mapping[str, NDArray[np.generic]], threads: int | None
+) -> ort.InferenceSession:
+    """Load a graph. Its weights lie in one folder, but for those given."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.log_severity_level = 4
     # The graph names its weights by file; this is the folder that the files are in.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.resolve()))
+    values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in own_weights.values()]
+    if values:
+        options.add_external_initializers([*own_weights], values)
     try:
         return ort.InferenceSession(graph.read_bytes(), options, providers=["CPUExecutionProvider"])
     except Exception as error:

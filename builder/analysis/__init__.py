@@ -1,0 +1,1 @@
+"""What to prune and how well it goes: calibrated tails."""

@@ -1,0 +1,64 @@
+"""Every family of the table: built, run and compared, or refused with the words that the table gives."""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from families.family_check import FamilyResult, check_family
+from families.family_table import FAMILIES, REFUSED, WORKING
+
+# fp32 rounding, relative to the largest logit. Seen: below 1e-6.
+TOLERANCE = 1e-5
+RESULTS = Path(__file__).with_name("results.json")
+Results = dict[str, "Future[FamilyResult]"]
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+    """Every family that was selected, checked side by side: tracing is one core's work."""
+    selected = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")
+                and item.module is request.module}  # fmt: skip
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        yield {name: pool.submit(check_family, name, tmp_path_factory.mktemp(name)) for name in FAMILIES
+               if name in selected}  # fmt: skip
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", [family.name for family in WORKING])
+def test_family_works(name: str, results: Results) -> None:
+    result = results[name].result()
+    assert not result.refusal
+    assert result.errors
+    assert max(result.errors.values()) < TOLERANCE, result.errors
+    assert result.tokens["found"] == result.tokens["expected"]
+    _check_recorded(name, result)
+
+
+@pytest.mark.parametrize("name", [family.name for family in REFUSED])
+def test_family_is_refused(name: str, results: Results) -> None:
+    result = results[name].result()
+    assert FAMILIES[name].refused in result.refusal
+    assert "\n" not in result.refusal
+    _check_recorded(name, result)
+
+
+def _check_recorded(name: str, result: FamilyResult) -> None:
+    """Operator counts and words are those on record, so that a change which alters a graph is seen.
+
+    UPDATE_FAMILIES=1 records instead; `python -m pop_engine.tools.family_table` makes the README's table of it.
+    """
+    recorded = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    found = {"features": FAMILIES[name].features}
+    found |= {"refusal": result.refusal} if result.refusal else {"operators": result.operators}
+    if os.environ.get("UPDATE_FAMILIES"):
+        recorded[name] = found
+        ordered = {known: recorded[known] for known in FAMILIES if known in recorded}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    else:
+        assert recorded.get(name) == found, f"{name} differs from {RESULTS.name}; UPDATE_FAMILIES=1 records it anew"

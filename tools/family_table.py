@@ -1,0 +1,42 @@
+"""Turn the families' recorded test results into the README's table."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_RESULTS = Path(__file__).resolve().parent.parent / "tests" / "families" / "results.json"
+_BEGIN, _END = "<!-- families: made by tools/family_table.py -->", "<!-- /families -->"
+
+
+def main() -> int:
+    """Print the table, or put it between its marks in a Markdown file."""
+    parser = argparse.ArgumentParser(prog="family_table", description=__doc__)
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="what tests/families recorded")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="a Markdown file with the marks")
+    options = parser.parse_args()
+    table = family_table(json.loads(options.results.read_text(encoding="utf-8")))
+    if options.into is None:
+        print(table)
+        return 0
+    text = options.into.read_text(encoding="utf-8")
+    if _BEGIN not in text or _END not in text:
+        print(f"family_table: error: {options.into}: has no {_BEGIN} and {_END}", file=sys.stderr)
+        return 2
+    before, after = text.split(_BEGIN)[0], text.split(_END)[1]
+    options.into.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{after}", encoding="utf-8")
+    return 0
+
+
+def family_table(results: dict[str, dict[str, Any]]) -> str:
+    """One line a family: what it is there for, and whether it works on ort-cpu or with which words it is refused."""
+    lines = ["| family | what it adds | ort-cpu |", "|---|---|---|"]
+    for name, result in results.items():
+        outcome = f"refused: {result['refusal']}" if "refusal" in result else "works"
+        lines.append(f"| `{name}` | {result['features']} | {outcome} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
