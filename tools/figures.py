@@ -15,6 +15,7 @@ from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
 from pop_engine.tools.bench_memory import MemoryResult
 from pop_engine.tools.bench_result import BenchResult, Spread
+from pop_engine.tools.calibration_table import CalibrationTable
 from pop_engine.tools.machine import Machine
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -45,7 +46,9 @@ def render_figures(folder: Path) -> str:
     decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
     memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
     builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
+    calibration = msgspec.json.decode((folder / "calibration.json").read_bytes(), type=CalibrationTable)
     blocks = [_machine(ttft.machine), _ttft(ttft), _decode(decode), _memory(memory), _builds(builds)]
+    blocks.append(_calibration(calibration))
     return "\n\n".join(blocks)
 
 
@@ -120,6 +123,27 @@ def _builds(result: BuildsResult) -> str:
     ]
     return "**Builds**, verification included.\n\n" + _table(
         ["command", "seconds", "peak of all processes, MB", "weights, MB"], rows
+    )
+
+
+def _calibration(result: CalibrationTable) -> str:
+    rows = [
+        [
+            str(row.num_tail_layers),
+            row.variant,
+            str(row.boundary_window),
+            f"{row.nll:.3f}",
+            "" if row.benefit is None else f"{row.benefit.value:.1%} ± {row.benefit.standard_error:.1%}",
+        ]
+        for row in result.rows
+    ]
+    return (
+        f"**What the answers lose, and what calibration gives back**: {result.model}, {result.num_documents} held-out "
+        f"documents, {result.context_len} tokens of context, the continuation scored by the full model; maps fitted on "
+        f"{result.num_fit_tokens:,} tokens. Without context the loss is {result.nll_without_context:.3f} nats a token, "
+        f"with the full model {result.nll_full:.3f}; the benefit kept is the share of that gap. "
+        f"({result.machine.date[:10]}, `tools/calibration_table.py`, text from `tools/local_text.py`.)\n\n"
+        + _table(["tail layers", "prefill", "boundary window", "loss", "benefit kept"], rows)
     )
 
 
