@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 DEMO_ENGINE := engine
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test test-all bench lint clean
 
 demo: $(VENV)/.ready
 	test -f $(DEMO_ENGINE)/engine.json || $(BIN)/pop-build --model smollm2-135m --out $(DEMO_ENGINE)
@@ -13,6 +13,9 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+test-all: $(VENV)/.ready
+	$(BIN)/python -m pytest -m ''
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -15,10 +15,6 @@ from pop_engine.runtime import Engine
 SMOLLM2 = "smollm2-135m"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "smollm2: builds engines of SmolLM2-135M, about a minute each")
-
-
 @pytest.fixture(scope="session")
 def build_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineKit]:
     kit = EngineKit(tmp_path_factory.mktemp("engines"))

@@ -155,7 +155,7 @@ class EngineKit:
         """A loaded engine, shared: leave its slots free and its manifest as it was."""
         directory = self.directory(model, **options)
         if directory not in self._engines:
-            self._engines[directory] = Engine.load(directory)
+            self._engines[directory] = Engine.load(directory, threads=1)
         engine = self._engines[directory]
         assert engine.num_free_slots == engine.manifest.limits.max_batch_size, "an earlier test kept a slot"
         return engine

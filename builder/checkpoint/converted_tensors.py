@@ -55,7 +55,7 @@ def with_converted_tensors(tensors: Mapping[str, StoredTensor], config: Pretrain
 def _conversions(config: PretrainedConfig) -> list[Any]:
     """The table's lines for a causal LM. A class of its own goes before its model type, as in transformers."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    names = [model_class.__name__] if isinstance(model_class, type) else []
+    names: list[str] = [model_class.__name__] if isinstance(model_class, type) else []
     found = (get_checkpoint_conversion_mapping(name) for name in (*names, config.model_type))
     return next((conversions for conversions in found if conversions is not None), [])
 
