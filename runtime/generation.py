@@ -50,19 +50,23 @@ def decode_step(
     for slot in step_slots:
         slots.check_room(slot, 1)
     token_by_slot = dict(zip(step_slots, map(int, token_ids), strict=True))
-    logits_by_slot: dict[int, NDArray[np.float32]] = {}
-    for covering in slots.covering(list(step_slots)):
-        logits_by_slot |= _decode_range(session, slots, covering, token_by_slot)
+    ranges = slots.covering(list(step_slots))
+    found = [_decode_range(session, slots, covering, token_by_slot) for covering in ranges]
     for slot in step_slots:
         slots.lengths[slot] += 1
-    return np.stack([logits_by_slot[slot] for slot in step_slots])
+    # Rows in the order of the slots, without a copy where the one call has them so already.
+    logits = found[0] if len(found) == 1 else np.concatenate(found)
+    order = [slot for covering in ranges for slot in covering.members]
+    if order == list(step_slots):
+        return logits
+    return logits[[order.index(slot) for slot in step_slots]]
 
 
 def _decode_range(
     session: Session, slots: Slots, covering: SlotRange, token_by_slot: dict[int, int]
-) -> dict[int, NDArray[np.float32]]:
+) -> NDArray[np.float32]:
     """One call over a range of slots. Bridged slots get token 0, which their own next token overwrites."""
-    members = range(covering.first, covering.first + covering.count)
-    token_ids = np.array([[token_by_slot.get(slot, 0)] for slot in members], np.int64)
+    token_ids = np.array([[token_by_slot.get(slot, 0)] for slot in covering.members], np.int64)
     logits = session.decode(covering, token_ids, slots.lengths[covering.first : covering.first + covering.count])
-    return {slot: logits[row, 0] for row, slot in enumerate(members) if slot in token_by_slot}
+    last: NDArray[np.float32] = logits[:, 0]
+    return last

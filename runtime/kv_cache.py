@@ -18,6 +18,11 @@ class SlotRange:
     first: int
     count: int
 
+    @property
+    def members(self) -> range:
+        """The slots."""
+        return range(self.first, self.first + self.count)
+
 
 class KVCachePool:
     """Host memory for all slots, `[num_slots, num_key_value_heads, max_seq_len, head_dim]` per tensor.
