@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,12 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "own"
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
     LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=3, num_attention_heads=2)).save_pretrained(folder)
     (folder / "configuration_own.py").write_text(CONFIG_CODE.format(witness=str(tmp_path / "witness")))
     (folder / "modeling_own.py").write_text(MODEL_CODE)

@@ -23,7 +23,7 @@ Logits = NDArray[np.float32]
 # More than twice the windows of the table, and no multiple of the chunks.
 PROMPT_LEN, NUM_STEPS, CHUNK_LEN = 21, 5, 6
 MAX_SEQ_LEN = 48
-_LIMITS = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": 2}
+_LIMITS: dict[str, Any] = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": 2}
 
 
 @dataclass

@@ -24,7 +24,7 @@ Results = dict[str, "Future[FamilyResult]"]
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """Every family that was selected, checked side by side: tracing is one core's work."""
     selected = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")
-                and item.module is request.module}  # fmt: skip
+                and item.path == request.path}  # fmt: skip
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         yield {name: pool.submit(check_family, name, tmp_path_factory.mktemp(name)) for name in FAMILIES
@@ -60,7 +60,7 @@ def _check_recorded(name: str, result: FamilyResult) -> None:
     UPDATE_FAMILIES=1 records instead; `python -m pop_engine.tools.family_table` makes the README's table of it.
     """
     recorded = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    found = {"features": FAMILIES[name].features}
+    found: dict[str, object] = {"features": FAMILIES[name].features}
     found |= {"refusal": result.refusal} if result.refusal else {"operators": result.operators}
     if os.environ.get("UPDATE_FAMILIES"):
         recorded[name] = found

@@ -25,14 +25,21 @@ from pop_engine.builder.export.rotary import hold_rotary
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.plugins.experts import Gate
 
+# transformers types its mask functions by plain numbers and calls them with tensors.
+CAUSAL: Any = causal_mask_function
+
+
+def _window(size: int) -> Any:
+    return sliding_window_causal_mask_function(size)
+
 
 def test_causal_and_window_masks_are_told_apart() -> None:
-    assert describe_mask(mask_function=causal_mask_function) == CausalMask(0)
+    assert describe_mask(mask_function=CAUSAL) == CausalMask(0)
     # A window longer than any probe of a plain causal mask is still seen: rows lie around its multiples.
     for window in (1, 8, 4096):
-        found = describe_mask(mask_function=sliding_window_causal_mask_function(window), local_size=window)
+        found = describe_mask(mask_function=_window(window), local_size=window)
         assert found == CausalMask(window)
-    assert describe_mask(mask_function=causal_mask_function, local_size=8) == CausalMask(0)
+    assert describe_mask(mask_function=CAUSAL, local_size=8) == CausalMask(0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,7 @@ def test_any_other_mask_is_refused(mask_function: Any, local_size: int | None) -
 
 
 def test_a_padding_mask_is_refused() -> None:
-    mask = describe_mask(mask_function=causal_mask_function, attention_mask=torch.ones(1, 3))
+    mask = describe_mask(mask_function=CAUSAL, attention_mask=torch.ones(1, 3))
     assert isinstance(mask, UnsupportedMask)
 
 
@@ -96,8 +103,9 @@ def test_experts_with_another_gate_are_refused() -> None:
 
 def test_experts_that_are_stored_one_by_one_are_joined(tmp_path: Path) -> None:
     # More than ten, so that 2 must come before 10.
-    config = Qwen3MoeConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8,
-                            num_key_value_heads=1, num_experts=12, moe_intermediate_size=4)  # fmt: skip
+    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "head_dim": 8, "moe_intermediate_size": 4}
+    heads: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    config = Qwen3MoeConfig(**sizes, **heads, num_hidden_layers=1, num_experts=12)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -38,7 +38,7 @@ def test_config_keeps_every_value(name: str) -> None:
 )  # fmt: skip
 def test_parameter_count_is_the_published_one(name: str, billions: float) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_from_mapping(load_preset(name).hf_config, name))  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config_from_mapping(load_preset(name).hf_config, name))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
 
 
