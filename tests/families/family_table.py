@@ -71,7 +71,7 @@ WORKING = (
     Family("gemma3_text", "two rotary bases, QK-norm, windows", {**_MIXED_WINDOWS, "head_dim": 16}, full_prefill=True),
     Family("phi", "parallel block, partial rotary, biases"),
     Family("phi3", "fused projections", _WINDOW),
-    Family("phi4-mini", "partial rotary, longrope", {"partial_rotary_factor": 0.5}, "phi3"),
+    Family("phi4-mini", "partial rotary, fused projections", {"partial_rotary_factor": 0.5}, "phi3"),
     Family("phi3-longrope", "longrope, below its threshold",
            {**_rope("longrope", **_LONGROPE), "original_max_position_embeddings": 64}, "phi3"),
     Family("olmo", "norms without weights"),
