@@ -5,7 +5,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pop_engine.configs.errors import UsageError
@@ -23,8 +23,7 @@ def staging_directory(out: Path, *, force: bool) -> Iterator[Path]:
     """
     # A link stays one: the folder behind it is what gets replaced.
     out = out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(out):
+    with _parents(out), _lock(out):
         _remove_leftovers(out)
         _check_out(out, force=force)
         staging = out.parent / f".{out.name}.pop-build-{os.getpid()}"
@@ -72,6 +71,20 @@ def _check_out(out: Path, *, force: bool) -> None:
         raise UsageError(f"--out {out}: is in use and holds no engine; choose an empty or a new folder")
     if not force:
         raise UsageError(f"--out {out}: holds an engine already; add --force to replace it, or choose another folder")
+
+
+@contextmanager
+def _parents(out: Path) -> Iterator[None]:
+    """Make the folders above `out`; those that were not there before and hold nothing at the end are removed again."""
+    missing = [folder for folder in out.parents if not folder.exists()]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for folder in missing:
+            # Not empty: the engine lies there, or somebody else's file.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @contextmanager

@@ -49,6 +49,23 @@ def test_path_below_a_file(refusal: Refusal, tmp_path: Path) -> None:
     assert message == f"{tmp_path / 'file' / 'deep'}: Not a directory; a file is in the way; choose another folder"
 
 
+def test_refused_build_leaves_no_folders(refusal: Refusal, tmp_path: Path) -> None:
+    """Of the folders above --out, a build that fails removes those it made, and no others."""
+    (tmp_path / "there").mkdir()
+    out = tmp_path / "there" / "new" / "newer" / "out"
+    code, message = refusal("pop-build", "-m", "smollm2-136m", "-o", out)
+    assert code == 2
+    assert "smollm2-136m" in message
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_folders_that_came_into_use_stay(tmp_path: Path) -> None:
+    notes = tmp_path / "shared" / "notes.txt"
+    with staging_directory(tmp_path / "shared" / "new" / "out", force=False):
+        notes.write_text("mine")
+    assert sorted(tmp_path.rglob("*")) == [notes.parent, notes]
+
+
 def test_another_build_is_at_it(refusal: Refusal, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with staging_directory(out, force=False) as staging:
