@@ -27,11 +27,15 @@ class PresetPackage:
 
 @dataclass(frozen=True)
 class Preset:
-    """One file of configs/presets. `hf_config` is the model's config.json as far as the graphs need it."""
+    """One file of configs/presets. `hf_config` is the model's config.json as far as the graphs need it.
+
+    `num_parameters` is the published count, tied tensors counted once.
+    """
 
     name: str
     hub_id: str
     revision: str | None
+    num_parameters: int
     package: PresetPackage | None
     options: BuildOptions
     hf_config: dict[str, Any]
@@ -39,6 +43,7 @@ class Preset:
 
 class _PresetFile(msgspec.Struct, forbid_unknown_fields=True):
     hub_id: str
+    num_parameters: int
     hf_config: dict[str, Any]
     revision: str | None = None
     package: PresetPackage | None = None
@@ -66,7 +71,7 @@ def load_preset(name: str) -> Preset:
     except (UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise UsageError(f"{origin}: damaged preset file ({reason(error)}); install pop-engine again") from error
     options = options_from_mapping(file.options, origin)
-    return Preset(name, file.hub_id, file.revision, file.package, options, file.hf_config)
+    return Preset(name, file.hub_id, file.revision, file.num_parameters, file.package, options, file.hf_config)
 
 
 def suggest_presets(name: str) -> str:

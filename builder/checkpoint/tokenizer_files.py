@@ -1,6 +1,5 @@
 """A checkpoint folder's tokenizer, as the runtime needs it: tokenizer.json, special tokens, chat template."""
 
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from pop_engine.builder.checkpoint.json_file import read_json_object
 from pop_engine.builder.checkpoint.reason import reason
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import TOKENIZER_NAME, TokenizerRecord
@@ -106,12 +106,4 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EngineError(f"{path}: not JSON ({reason(error)}); fetch the file again") from error
-    if not isinstance(content, dict):
-        raise EngineError(f"{path}: expected a JSON object, found {type(content).__name__}; fetch the file again")
-    return content
+    return read_json_object(path) if path.is_file() else {}

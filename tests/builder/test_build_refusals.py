@@ -59,7 +59,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--max-batch-size", "0"], "--max-batch-size 0: expected a whole number of at least 1"),
     (["--max-prefill-len", "-5"], "--max-prefill-len -5: expected a whole number of at least 1"),
     (["--dtype", "fp16"], f"--dtype fp16: target ort-cpu runs {DTYPES}; leave --dtype out"),
-    (["--target", "ort-cuda"], f"--target ort-cuda: not supported yet; expected {', '.join(SUPPORTED_TARGETS)}"),
+    (["--target", "ort-cuda", "--dtype", "fp32"], "--dtype fp32: target ort-cuda runs bf16, fp16; leave --dtype out"),
     (["--weights", "link"], "--weights link: there are no weights to link; leave --weights out"),
     (["--weights", "reference"], "--weights reference: there are no weights to reference; leave --weights out"),
 ]
@@ -165,7 +165,7 @@ def poison(folder: Path) -> None:
 NORM = "model.norm.weight"
 DAMAGES: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "no config.json": (lambda c: (c / "config.json").unlink(), 2, "{c}/config.json: missing; expected a Hugging Face"),
-    "config cut off": (lambda c: (c / "config.json").write_text('{"model_type":'), 2, "{c}/config.json: not JSON ("),
+    "config cut off": (lambda c: (c / "config.json").write_text('{"model_type":'), 1, "{c}/config.json: not JSON ("),
     "bad value": (lambda c: config_of(c, hidden_size="wide"), 2, "{c}/config.json: not a valid config of model_type "),
     "encoder-decoder": (
         lambda c: config_of(c, model_type="t5"),

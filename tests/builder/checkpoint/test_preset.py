@@ -1,16 +1,21 @@
+import re
+
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pop_engine.builder.checkpoint import preset as preset_module
-from pop_engine.builder.checkpoint.model_config import config_from_mapping
-from pop_engine.builder.checkpoint.preset import list_presets, load_preset
+from pop_engine.builder.checkpoint.preset import Preset, list_presets, load_preset
 from pop_engine.configs.errors import UsageError
 
 # PAPER.md: the paper's own plans.
 PAPER = {"llama-3.1-8b": (10, 32), "qwen3-vl-8b": (12, 36), "gemma-3-12b": (16, 48), "smollm2-135m": (10, 30)}
+
+
+def config_of(preset: Preset) -> PreTrainedConfig:
+    return CONFIG_MAPPING[preset.hf_config["model_type"]].from_dict(preset.hf_config)
 
 
 @pytest.mark.parametrize("name", list_presets())
@@ -25,21 +30,27 @@ def test_tail_is_the_papers_or_a_third(name: str) -> None:
 @pytest.mark.parametrize("name", list_presets())
 def test_config_keeps_every_value(name: str) -> None:
     preset = load_preset(name)
-    config = CONFIG_MAPPING[preset.hf_config["model_type"]].from_dict(preset.hf_config).to_dict()
+    config = config_of(preset).to_dict()
     for key, value in preset.hf_config.items():
         found = {k: config[key][k] for k in value} if key in ("text_config", "vision_config") else config[key]
         assert found == value, key
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("smollm2-135m", 0.1345), ("smollm2-360m", 0.3618), ("smollm2-1.7b", 1.711), ("llama-3.2-1b", 1.236),
-     ("llama-3.1-8b", 8.030), ("mistral-7b", 7.248), ("qwen3-0.6b", 0.596), ("qwen3-8b", 8.191), ("gemma-3-1b", 1.000)],
-)  # fmt: skip
-def test_parameter_count_is_the_published_one(name: str, billions: float) -> None:
+@pytest.mark.parametrize("name", list_presets())
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    """Of the whole model, its vision tower included: one wrong size would change it."""
+    preset = load_preset(name)
+    auto_class = AutoModelForImageTextToText if "vision_config" in preset.hf_config else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_from_mapping(load_preset(name).hf_config, name))
-    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
+        model = auto_class.from_config(config_of(preset))  # type: ignore[no-untyped-call]
+    assert sum(parameter.numel() for parameter in model.parameters()) == preset.num_parameters
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_revision_is_a_commit(name: str) -> None:
+    revision = load_preset(name).revision
+    assert revision is not None
+    assert re.fullmatch(r"[0-9a-f]{40}", revision)
 
 
 def test_smollm2_comes_from_its_package() -> None:
@@ -57,9 +68,9 @@ def test_unknown_preset_names_close_ones() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"hub_id": "a/b"}, "hf_config"),
-        ({"hub_id": "a/b", "hf_config": {}, "tail": 3}, "tail"),
-        ({"hub_id": "a/b", "hf_config": {}, "options": {"tails": 3}}, "unknown option 'tails'"),
+        ({"hub_id": "a/b", "num_parameters": 1}, "hf_config"),
+        ({"hub_id": "a/b", "num_parameters": 1, "hf_config": {}, "tail": 3}, "tail"),
+        ({"hub_id": "a/b", "num_parameters": 1, "hf_config": {}, "options": {"tails": 3}}, "unknown option 'tails'"),
         ("- a", "damaged preset file"),
     ],
 )

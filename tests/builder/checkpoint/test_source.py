@@ -125,7 +125,7 @@ def test_no_config(tmp_path: Path, opened: Opened) -> None:
 def test_config_that_is_no_json(folder: Folder, opened: Opened, text: str, message: str) -> None:
     path = folder("single")
     (path / "config.json").write_text(text)
-    assert message in refusal(opened, path)
+    assert message in refusal(opened, path, EngineError)
 
 
 @pytest.mark.parametrize(
