@@ -11,18 +11,21 @@ from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import Boundary
 from pop_engine.configs.manifest import DType, Limits, TargetName, WeightsMode
 from pop_engine.configs.model_dims import ModelDims
+from pop_engine.configs.plan_file import load_prune_plan
+from pop_engine.configs.plan_options import DEFAULT_RTX_GPU, RTX_GPUS, EngineLayout, PlanOptions
 from pop_engine.configs.prune_plan import PrunePlan
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_PREFILL_LEN = 512
 SUPPORTED_TARGETS: dict[TargetName, tuple[DType, ...]] = {
     "ort-cpu": ("fp32",),
+    "ort-cuda": ("bf16", "fp16"),
     "tensorrt": ("bf16", "fp16"),
     "tensorrt-rtx": ("bf16", "fp16"),
 }
-# TensorRT-RTX compiles for one of these on any machine; TensorRT compiles for the GPU it finds.
-RTX_GPUS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-DEFAULT_RTX_GPU = "sm89"
+# At most one of them says how long the tail is.
+_TAIL_OPTIONS = ("tail_layers", "prune_ratio", "prune_plan")
+_PLAN_TARGETS: tuple[TargetName, ...] = ("tensorrt", "tensorrt-rtx")
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,12 @@ class BuildOptions:
     target: TargetName | None = None
     dtype: DType | None = None
     gpu: str | None = None
+    engine_layout: EngineLayout | None = None
+    optimization_level: int | None = None
+    timing_cache: str | None = None
     tail_layers: int | None = None
     prune_ratio: float | None = None
+    prune_plan: str | None = None
     boundary: Boundary | None = None
     boundary_window: int | None = None
     max_seq_len: int | None = None
@@ -43,8 +50,10 @@ class BuildOptions:
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tail_layers is not None and self.prune_ratio is not None:
-            raise UsageError("--tail-layers and --prune-ratio: both say how long the tail is; give one of them")
+        tail = [name for name in _TAIL_OPTIONS if getattr(self, name) is not None]
+        if len(tail) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in tail[:2])
+            raise UsageError(f"{flags}: both say how long the tail is; give one of them")
         for name in ("boundary_window", "max_seq_len", "max_batch_size", "max_prefill_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -53,8 +62,8 @@ class BuildOptions:
     def over(self, other: "BuildOptions") -> "BuildOptions":
         """These options, with the other's wherever this one is silent. A tail set here hides the other's tail."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        if own.keys() & {"tail_layers", "prune_ratio"}:
-            other = replace(other, tail_layers=None, prune_ratio=None)
+        if own.keys() & set(_TAIL_OPTIONS):
+            other = replace(other, tail_layers=None, prune_ratio=None, prune_plan=None)
         return replace(other, **own)
 
 
@@ -121,7 +130,7 @@ class ResolvedBuild:
     dtype: DType
     limits: Limits
     weights: WeightsMode | None
-    gpu: str | None = None
+    plans: PlanOptions = field(default_factory=PlanOptions)
     boundary_window: int = 1
 
 
@@ -134,16 +143,38 @@ def resolve_build(options: BuildOptions, dims: ModelDims) -> ResolvedBuild:
     if dtype not in SUPPORTED_TARGETS[target]:
         expected = ", ".join(SUPPORTED_TARGETS[target])
         raise UsageError(f"--dtype {dtype}: target {target} runs {expected}; leave --dtype out")
+    boundary: Boundary = options.boundary or get_args(Boundary)[0]
     return ResolvedBuild(
         plan=_resolve_plan(options, dims.num_hidden_layers),
-        boundary=options.boundary or get_args(Boundary)[0],
+        boundary=boundary,
         target=target,
         dtype=dtype,
         limits=_resolve_limits(options, dims),
         weights=options.weights,
-        gpu=_resolve_gpu(options.gpu, target, dtype),
+        plans=_resolve_plans(options, target, dtype, boundary),
         boundary_window=options.boundary_window or 1,
     )
+
+
+def _resolve_plans(options: BuildOptions, target: TargetName, dtype: DType, boundary: Boundary) -> PlanOptions:
+    layout, level, cache = options.engine_layout, options.optimization_level, options.timing_cache
+    named = {"--engine-layout": layout, "--optimization-level": level, "--timing-cache": cache}
+    given = {flag: value for flag, value in named.items() if value is not None}
+    for flag, value in given.items() if target not in _PLAN_TARGETS else ():
+        raise UsageError(f"{flag} {value}: only targets {' and '.join(_PLAN_TARGETS)} have plans; leave it out")
+    for flag, value in given.items() if target == "tensorrt-rtx" else ():
+        if flag != "--engine-layout":
+            raise UsageError(
+                f"{flag} {value}: target tensorrt-rtx times no kernels when it compiles, it chooses them on the GPU "
+                "that loads the plan; leave it out, or compile with --target tensorrt"
+            )
+    if layout == "single" and boundary == "two-step":
+        raise UsageError(
+            "--engine-layout single: its one plan decodes with the boundary rows, which --boundary two-step lacks; "
+            "leave one of them out"
+        )
+    gpu = _resolve_gpu(options.gpu, target, dtype)
+    return PlanOptions(layout or "split", gpu, level, None if cache is None else Path(cache))
 
 
 def _resolve_gpu(gpu: str | None, target: TargetName, dtype: DType) -> str | None:
@@ -164,6 +195,8 @@ def _resolve_plan(options: BuildOptions, num_hidden_layers: int) -> PrunePlan:
         return PrunePlan(num_hidden_layers, options.tail_layers)
     if options.prune_ratio is not None:
         return PrunePlan.from_ratio(num_hidden_layers, options.prune_ratio)
+    if options.prune_plan is not None:
+        return load_prune_plan(Path(options.prune_plan), num_hidden_layers)
     return PrunePlan.last_third(num_hidden_layers)
 
 

@@ -9,10 +9,12 @@ import msgspec
 
 from pop_engine.configs.calibration import CalibrationRecord
 from pop_engine.configs.errors import EngineError, UsageError
-from pop_engine.configs.io_contract import Boundary, CacheShape, GraphContract
+from pop_engine.configs.graph_record import GraphRecord
+from pop_engine.configs.io_contract import Boundary, CacheShape
 from pop_engine.configs.model_dims import ModelDims
-from pop_engine.configs.plan_record import PlanRecord
+from pop_engine.configs.plan_options import EngineLayout
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.configs.vision import VisionRecord
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "engine.json"
@@ -26,6 +28,8 @@ TOKENIZER_NAME = "tokenizer.json"
 TargetName = Literal["ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx"]
 DType = Literal["fp32", "fp16", "bf16"]
 WeightsMode = Literal["link", "copy", "reference"]
+# How it was made sure that a graph runs on the GPU as a whole: by a session on one, or by a table of its kernels.
+PartitionCheck = Literal["session", "kernel-table"]
 
 _READ_BYTES = 1 << 22
 
@@ -63,26 +67,20 @@ class WeightsRecord:
 
 
 @dataclass(frozen=True)
-class GraphRecord:
-    """One graph: its file, its bindings, how often each operator occurs in it, and the plan compiled from it."""
-
-    file: str
-    contract: GraphContract
-    operators: dict[str, int]
-    plan: PlanRecord | None = None
-
-
-@dataclass(frozen=True)
 class TargetRecord:
     """What the graphs were lowered for. `decode_with` names the graph that serves decode on this target.
 
-    `gpu` is the one GPU that the plans run on, like `sm89`, where the target has plans.
+    `gpu` is the one GPU that the plans run on, like `sm89`, where the target has plans. In `engine_layout` single
+    there is one, the prefill graph's, with the weights inside; else each graph has its own, and in `split` they are
+    inputs of it.
     """
 
     name: TargetName
     versions: dict[str, str]
     decode_with: Literal["prefill", "decode"]
     gpu: str | None = None
+    engine_layout: EngineLayout | None = None
+    partition_check: PartitionCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +103,9 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class VerificationRecord:
-    """The check of the engine against the PyTorch reference, in absolute logit errors.
+    """The check of the engine against the PyTorch reference, in absolute errors of logits and image features.
 
-    Skipped is recorded as skipped.
+    Skipped is recorded as skipped, and an engine that was checked without an image has no image tokens here.
     """
 
     status: Literal["passed", "skipped"]
@@ -117,6 +115,8 @@ class VerificationRecord:
     prefill_max_error: float = 0.0
     decode_max_error: float = 0.0
     tolerance: float = 0.0
+    num_image_tokens: int = 0
+    features_max_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class BuildRecord:
 class Manifest:
     """The contract between builder and runtime: only an engine directory passes between them.
 
-    `boundary_window` is how many of a prompt's last tokens go through the tail in full.
+    `boundary_window` is how many of a prompt's last tokens go through the tail in full. `vision` is there where the
+    model takes images.
     """
 
     format_version: int
@@ -153,6 +154,7 @@ class Manifest:
     files: tuple[FileRecord, ...]
     boundary_window: int = 1
     calibration: CalibrationRecord | None = None
+    vision: VisionRecord | None = None
 
     def save(self, path: Path) -> None:
         """Write the manifest as indented JSON."""

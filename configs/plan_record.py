@@ -37,10 +37,19 @@ class ConstantRecord:
 
 
 @dataclass(frozen=True)
+class WeightsInside:
+    """How many parameters a plan holds, and their size."""
+
+    count: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class PlanRecord:
     """One plan, as its network was when it was compiled. `gpu` is the one GPU it runs on, like `sm89`.
 
-    `contract` holds the bindings that were found in the network, aliases and weights included.
+    `contract` holds the bindings that were found in the network, aliases and weights included. `weights_inside` are
+    the parameters that the plan holds instead. `optimization_level` None is TensorRT's own choice.
     """
 
     file: str
@@ -54,3 +63,6 @@ class PlanRecord:
     weight_streaming: bool
     version_compatible: bool
     compile_seconds: float
+    weights_inside: WeightsInside = WeightsInside()
+    optimization_level: int | None = None
+    timing_cache: bool = False
