@@ -1,4 +1,4 @@
-"""Attention: the new rows' queries against a slot's whole cache, causal, with an optional sliding window."""
+"""Attention: the new rows' queries against a slot's whole cache: causal, with an optional window, images whole."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class Attention:
     `query` is [B, H, rows, D]; `present_key` and `present_value` are [B, H_kv, M, D] with the new rows already
     written; `total_len` [B] is the number of valid keys. Query row i stands at position total_len − rows + i.
     The output is [B, rows, H, D]. `sliding_window` 0 means none, and `softcap` 0.0 none. `head_sink` [H] is one more
-    score per head that takes its share of the softmax and adds nothing.
+    score per head that takes its share of the softmax and adds nothing. `image_ids` [B, S] are of all rows of the
+    call, of which the queries are the last: a row whose id is not 0 also sees the later rows of the same id.
     """
 
     node: ir.Node
@@ -35,13 +36,14 @@ class Attention:
     sliding_window: int
     softcap: float
     head_sink: ir.Value | None = None
+    image_ids: ir.Value | None = None
 
     @classmethod
     def match(cls, node: ir.Node | None) -> "Attention | None":
         """This node as an attention, or None where it is something else."""
         if node is None or node.domain != DOMAIN or node.op_type != OP_TYPE:
             return None
-        query, key, value, total_len, *sinks = node.inputs
+        query, key, value, total_len, head_sink, image_ids = [*node.inputs, None, None][:6]
         assert query is not None
         assert key is not None
         assert value is not None
@@ -55,7 +57,8 @@ class Attention:
             scale=node.attributes["scale"].as_float(),
             sliding_window=node.attributes["sliding_window"].as_int(),
             softcap=node.attributes["softcap"].as_float(),
-            head_sink=sinks[0] if sinks else None,
+            head_sink=head_sink,
+            image_ids=image_ids,
         )
 
     @property
@@ -91,15 +94,23 @@ def reference(
     sliding_window: int = 0,
     softcap: float = 0.0,
     head_sink: NDArray[np.float64] | None = None,
+    image_ids: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """What the operator computes (Attention-25 of the ONNX operator spec, is_causal with nonpad_kv_seqlen)."""
+    """What the operator computes (Attention-25 of the ONNX operator spec, is_causal with nonpad_kv_seqlen).
+
+    A window takes away keys behind a row, and an image none: the mask is (causal or same image) and window (HF
+    create_masks_for_vision_model).
+    """
     batch, num_heads, rows, _ = query.shape
     group = num_heads // present_key.shape[1]
     output = np.empty((batch, rows, num_heads, present_value.shape[-1]))
     for b, h, i in np.ndindex(batch, num_heads, rows):
         position = int(total_len[b]) - rows + i
         first = max(0, position + 1 - sliding_window) if sliding_window else 0
-        keys = present_key[b, h // group, first : position + 1]
+        stop = position + 1
+        if image_ids is not None and (own := image_ids[b, image_ids.shape[1] - rows + i]) > 0:
+            stop = int(total_len[b]) - image_ids.shape[1] + int(np.flatnonzero(image_ids[b] == own)[-1]) + 1
+        keys = present_key[b, h // group, first:stop]
         scores = keys @ query[b, h, i] * scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
@@ -107,7 +118,7 @@ def reference(
         highest = max(scores.max(), sink)
         weights = np.exp(scores - highest)
         total = weights.sum() + np.exp(sink - highest)
-        output[b, i, h] = weights @ present_value[b, h // group, first : position + 1] / total
+        output[b, i, h] = weights @ present_value[b, h // group, first:stop] / total
     return output
 
 
@@ -116,7 +127,7 @@ class GroupQueryAttentionInputs:
     """What com.microsoft.GroupQueryAttention takes besides the attributes.
 
     New rows are [B, rows, heads · D]. `seqlens_k` is [B] int32, valid keys minus one; `query_seqlens` [B] int32 the
-    new rows; `max_total_len` a scalar int32.
+    new rows, or none where a target's kernel has no such input; `max_total_len` a scalar int32.
     """
 
     query: ir.Value
@@ -126,7 +137,7 @@ class GroupQueryAttentionInputs:
     past_value: ir.Value
     seqlens_k: ir.Value
     max_total_len: ir.Value
-    query_seqlens: ir.Value
+    query_seqlens: ir.Value | None
 
 
 def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAttentionInputs) -> ir.Node:
@@ -135,21 +146,25 @@ def lower_to_group_query_attention(attention: Attention, inputs: GroupQueryAtten
     `query_seqlens` is given although no row is padding: it is what lets a call have no query rows at all (a chunk
     of context), and a batch have several each. Outputs: attention [B, rows, H · D], present_key, present_value.
     """
+    given = [
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.past_key,
+        inputs.past_value,
+        inputs.seqlens_k,
+        inputs.max_total_len,
+        *_UNUSED_BEFORE_SINK,
+        attention.head_sink,
+        *_UNUSED_AFTER_SINK,
+        inputs.query_seqlens,
+    ]
+    while given[-1] is None:
+        # An input that is none still counts, and a version that does not have it would refuse the node.
+        given.pop()
     return ir.node(
         "GroupQueryAttention",
-        [
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            inputs.past_key,
-            inputs.past_value,
-            inputs.seqlens_k,
-            inputs.max_total_len,
-            *_UNUSED_BEFORE_SINK,
-            attention.head_sink,
-            *_UNUSED_AFTER_SINK,
-            inputs.query_seqlens,
-        ],
+        given,
         {
             "num_heads": attention.num_heads,
             "kv_num_heads": attention.num_key_value_heads,

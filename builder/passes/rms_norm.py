@@ -1,4 +1,4 @@
-"""Fuse the RMS norm that transformers spells out into one RMSNormalization-23."""
+"""Fuse the RMS norm that transformers spells out into one operator (plugins/rms_norm.py)."""
 
 import onnx_ir as ir
 from onnxscript.rewriter.rules.fusion._rms_normalization import fuse_rms_normalization

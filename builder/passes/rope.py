@@ -1,7 +1,9 @@
-"""Fuse the rotary embedding that transformers spells out into one RotaryEmbedding-23."""
+"""Fuse the rotary embedding that transformers spells out into one operator (plugins/rotary_embedding.py)."""
 
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
+
+from pop_engine.plugins import rotary_embedding
 
 # What may stand between cos or sin and the [f, f] of transformers' rotary modules without mixing the halves.
 _KEEPS_HALVES = frozenset({"Cos", "Sin", "Mul", "Cast", "Gather", "Identity"})
@@ -44,9 +46,7 @@ class _RotateHalfFusion(pattern.RewriteRuleClassBase):
     def rewrite(self, op, x, cos, sin, **_):  # type: ignore[no-untyped-def]
         half = x.shape[3] // 2
         bounds = [op.Constant(value_ints=[bound]) for bound in (0, half, 2)]
-        return op.RotaryEmbedding(
-            x, op.Slice(cos, *bounds), op.Slice(sin, *bounds), interleaved=0, num_heads=x.shape[1]
-        )
+        return rotary_embedding.make_node(op, x, op.Slice(cos, *bounds), op.Slice(sin, *bounds))
 
 
 def _scalar(value: ir.Value) -> int | None:

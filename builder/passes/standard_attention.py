@@ -16,8 +16,9 @@ ATTENTION_NAME = "attention.{}"
 class LowerStandardAttention(ir.passes.InPlacePass):
     """Attention-24 after TensorScatter-24: the cache is written once, then attended to as a whole.
 
-    Causal attention takes the lengths; attention with a window takes an explicit mask too, for TensorRT knows no
-    windows. Every attention is named by its layer, which is how the check after compiling finds it again.
+    Causal attention takes the lengths; attention with a window, or with images seen whole, takes an explicit mask
+    too, for TensorRT knows neither. Every attention is named by its layer, which is how the check after compiling
+    finds it again.
     Raises EngineError where a layer needs what TensorRT lacks.
     """
 
@@ -59,7 +60,7 @@ class _StandardLowering:
         lacking = f"softcap {attention.softcap:g}" if attention.softcap else "a sink" if attention.head_sink else None
         if lacking is not None:
             raise EngineError(f"{name}: has {lacking}, which TensorRT's attention lacks; build for ort-cpu")
-        mask = self._mask(attention) if attention.sliding_window else None
+        mask = self._mask(attention) if attention.sliding_window or attention.image_ids is not None else None
         nodes = lower_to_standard_attention(attention, mask)
         named = next(node for node in nodes if node.op_type == "Attention")
         named.name = name

@@ -60,8 +60,16 @@ def test_reference_writes_pieces_one_after_another_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("cache_len", "rows"),
-    [([0, 5, 3], (4,)), ([0, 5, 3], (3, 1)), ([1, 2, 0], (0, 2)), ([8, 8, 8], (1,)), ([4, 9, 0], (0, 0))],
-    ids=["one piece", "two pieces", "no context rows", "the last row", "no rows"],
+    [
+        ([0, 5, 3], (4,)),
+        ([0, 5, 3], (3, 1)),
+        ([1, 2, 0], (0, 2)),
+        ([0, 0, 0], (1,)),
+        ([8, 8, 8], (1,)),
+        ([0, 0, 0], (MAX_LEN - 1, 1)),
+        ([4, 9, 0], (0, 0)),
+    ],
+    ids=["one piece", "two pieces", "no context rows", "the first row", "the last row", "the whole cache", "no rows"],
 )
 def test_lowering_in_onnx_runtime(cache_len: list[int], rows: tuple[int, ...]) -> None:
     past = ir.Value(name="past", shape=ir.Shape(["b", HEADS, MAX_LEN, HEAD_DIM]), type=ir.TensorType(ir.DataType.FLOAT))
