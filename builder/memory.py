@@ -8,7 +8,7 @@ _INTERVAL_S = 0.1
 
 
 class PeakMemory:
-    """Samples the resident size of this process and its children while it is open."""
+    """Samples the resident size of this process and its children while it is open; what they share counts once."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -33,7 +33,8 @@ def _resident_bytes(process: psutil.Process) -> int:
     total = 0
     for member in [process, *process.children(recursive=True)]:
         try:
-            total += member.memory_info().rss
-        except psutil.NoSuchProcess:
+            # The proportional size, which only Linux tells.
+            total += getattr(member.memory_full_info(), "pss", member.memory_info().rss)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return total

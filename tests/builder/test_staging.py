@@ -145,8 +145,17 @@ def wait_until(moment: Callable[[], object], build: subprocess.Popen[str]) -> No
 
 
 def tracers(build: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(build.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    """The processes that trace: children of the server that the build has started."""
+    servers = [child for child in psutil.Process(build.pid).children() if "forkserver" in command_line(child)]
+    return [tracer for server in servers for tracer in server.children()]
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        # Libraries start short-lived programs of their own, which may end meanwhile.
+        return ""
 
 
 def is_importing_torch(build: subprocess.Popen[str]) -> bool:
