@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from pop_engine.configs.build_config import DEFAULT_RTX_GPU, RTX_GPUS, BuildConfig, BuildOptions, load_options
+from pop_engine.builder.preset_table import preset_table
+from pop_engine.configs.build_config import BuildConfig, BuildOptions, load_options
 from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.configs.io_contract import Boundary
 from pop_engine.configs.manifest import DType, TargetName, WeightsMode
+from pop_engine.configs.plan_options import DEFAULT_RTX_GPU, LAYOUTS, OPTIMIZATION_LEVELS, RTX_GPUS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--list", action=_ListAction, nargs=0, help="print the presets and exit")
     add("-m", "--model", required=True, help="preset, checkpoint folder, .gguf file or hub id")
     add("-o", "--out", required=True, type=Path, help="engine directory to write")
     add("--target", choices=get_args(TargetName), help="what the engine runs on (default: ort-cpu)")
@@ -35,9 +38,18 @@ def _parser() -> argparse.ArgumentParser:
         help="what weights and cache are kept in (default: fp32 on ort-cpu, else bf16)",
     )
     add("--gpu", choices=RTX_GPUS, help=f"what tensorrt-rtx compiles for (default: {DEFAULT_RTX_GPU})")
+    add(
+        "--engine-layout",
+        choices=LAYOUTS,
+        help="two plans that share the weights, one that holds them, or two that do (split)",
+    )
+    levels = f"{OPTIMIZATION_LEVELS[0]}-{OPTIMIZATION_LEVELS[-1]}"
+    add("--optimization-level", type=int, metavar=levels, help="how long tensorrt looks for fast kernels")
+    add("--timing-cache", metavar="FILE", help="kernel timings that tensorrt reads and adds to")
     tail = parser.add_mutually_exclusive_group()
     tail.add_argument("--tail-layers", type=int, metavar="N", help="layers that prefill skips (default: a third)")
     tail.add_argument("--prune-ratio", type=float, metavar="R", help="the same as a share of the layers")
+    tail.add_argument("--prune-plan", metavar="FILE.json", help="the tail that pop-analyze chose")
     add("--boundary", choices=get_args(Boundary), help="how the last prompt token is run (default: one-pass)")
     add("--boundary-window", type=int, metavar="W", help="prompt tokens that go through the tail in full (default: 1)")
     calibration = parser.add_mutually_exclusive_group()
@@ -56,6 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--dump-dir", type=Path, metavar="DIR", help="write each graph down after every pass")
     add("--verbose", action="store_true", help="print every step, and tracebacks")
     return parser
+
+
+class _ListAction(argparse.Action):
+    """Ends the command like --help does: nothing else is required then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(exit_with_message(parser.prog, _print_presets))
+
+
+def _print_presets() -> int:
+    print(preset_table(), end="", flush=True)
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -80,8 +104,12 @@ def _config(arguments: argparse.Namespace) -> BuildConfig:
         target=arguments.target,
         dtype=arguments.dtype,
         gpu=arguments.gpu,
+        engine_layout=arguments.engine_layout,
+        optimization_level=arguments.optimization_level,
+        timing_cache=arguments.timing_cache,
         tail_layers=arguments.tail_layers,
         prune_ratio=arguments.prune_ratio,
+        prune_plan=arguments.prune_plan,
         boundary=arguments.boundary,
         boundary_window=arguments.boundary_window,
         max_seq_len=arguments.max_seq_len,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pop_engine.configs.calibration import CalibrationRecord
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.manifest import Manifest, WeightsRecord
 
 _MEGABYTE = 1e6
@@ -23,13 +24,23 @@ def summarize(manifest: Manifest, out: Path) -> str:
         *_calibration_rows(manifest.calibration),
         ("limits", f"{limits.max_seq_len} tokens, {limits.max_batch_size} slots"),
         ("weights", _describe_weights(manifest.weights)),
-        ("graphs", f"{manifest.prefill.file} and {manifest.decode.file}, which hold no weights"),
+        ("graphs", f"{_listed([graph.file for graph in _graphs(manifest)])}, which hold no weights"),
         *_plan_rows(manifest),
         ("verified", _describe_verification(manifest)),
         ("steps", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.step_seconds.items())),
         ("memory", f"{build.peak_memory_bytes / _MEGABYTE:,.0f} MB at the peak, all processes"),
     ]
     return "".join(f"{name:<9} {text}\n" for name, text in rows)
+
+
+def _graphs(manifest: Manifest) -> list[GraphRecord]:
+    return [manifest.prefill, manifest.decode, *([manifest.vision.graph] if manifest.vision else [])]
+
+
+def _listed(names: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _calibration_rows(record: CalibrationRecord | None) -> list[tuple[str, str]]:
@@ -40,15 +51,15 @@ def _calibration_rows(record: CalibrationRecord | None) -> list[tuple[str, str]]
 
 
 def _plan_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """Size of the plans, and what that is of the weights: it tells that they hold none."""
-    plans = [record.plan for record in (manifest.prefill, manifest.decode) if record.plan is not None]
+    """Size of the plans, and what that is of the weights: it tells whether they hold them."""
+    plans = [record.plan for record in _graphs(manifest) if record.plan is not None]
     if not plans:
         return []
     size = sum(plan.num_bytes for plan in plans)
     share = f", {size / manifest.weights.num_bytes:.1%} of the weights" if manifest.weights else ""
     constants = sum(constant.num_bytes for plan in plans for constant in plan.constants)
     text = (
-        f"{' and '.join(plan.file for plan in plans)} for {plans[0].gpu}, {size / _MEGABYTE:,.1f} MB{share}; "
+        f"{_listed([plan.file for plan in plans])} for {plans[0].gpu}, {size / _MEGABYTE:,.1f} MB{share}; "
         f"{constants:,} bytes of constants inside"
     )
     return [("plans", text), ("compiled", ", ".join(f"{plan.file} in {plan.compile_seconds:.1f} s" for plan in plans))]
@@ -70,4 +81,5 @@ def _describe_verification(manifest: Manifest) -> str:
     return (
         f"yes: {record.num_prompt_tokens} prompt tokens and {record.num_decode_steps} decode steps against PyTorch, "
         f"largest logit error {max(record.prefill_max_error, record.decode_max_error):.1e}"
+        + (f"; an image of {record.num_image_tokens} tokens too" if record.num_image_tokens else "")
     )

@@ -2,20 +2,23 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
-from pop_engine.builder import pipeline
-from pop_engine.builder.graph import BuiltGraph, GraphJob, build_graph
+from pop_engine.builder import graph, pipeline
+from pop_engine.builder.export.trace import GraphSpec, trace_graph
+from pop_engine.builder.export.vision import VisionSpec, trace_vision
+from pop_engine.builder.graph import build_graph
 from pop_engine.builder.graph_workers import BuiltGraphs, GraphWorkers
 from pop_engine.builder.progress import BuildProgress
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
@@ -85,12 +88,7 @@ def load_hf_model(folder: Path) -> Any:
 
 
 class _InProcessWorkers(GraphWorkers):
-    """Traces here and now: starting two processes takes longer than tracing a tiny model.
-
-    Decode graphs do not depend on the plan, so engines of one model share one. Same jobs, same `build_graph`.
-    """
-
-    decode_graphs: dict[str, tuple[BuiltGraph, bytes]]
+    """Builds here and now: starting processes takes longer than tracing a tiny model. Same jobs, same `build_graph`."""
 
     def __enter__(self) -> "_InProcessWorkers":
         return self
@@ -99,16 +97,26 @@ class _InProcessWorkers(GraphWorkers):
         pass
 
     def results(self) -> BuiltGraphs:
-        prefill, decode = self._jobs
-        return BuiltGraphs(build_graph(prefill), self._shared_decode(decode))
+        return BuiltGraphs(*map(build_graph, self._jobs))
 
-    def _shared_decode(self, job: GraphJob) -> BuiltGraph:
-        key = f"{job.config.to_json_string()} {job.lowered} {job.layout}"
-        if key not in self.decode_graphs:
-            self.decode_graphs[key] = (build_graph(job), job.out.read_bytes())
-        built, content = self.decode_graphs[key]
-        job.out.write_bytes(content)
-        return built
+
+class SharedTraces:
+    """Traces each graph once: what is traced depends on the model and the graph's spec, not on target or limits.
+
+    Tracing is nearly all of a tiny build's time. Stands for `trace_graph` or `trace_vision`; every call gets a copy
+    of its own.
+    """
+
+    def __init__(self, trace: Callable[[PretrainedConfig, Any], tuple[ir.Model, dict[str, str]]]) -> None:
+        self._trace = trace
+        self._traces: dict[str, tuple[ir.Model, dict[str, str]]] = {}
+
+    def __call__(self, config: PretrainedConfig, spec: GraphSpec | VisionSpec) -> tuple[ir.Model, dict[str, str]]:
+        key = f"{config.to_json_string()} {spec}"
+        if key not in self._traces:
+            self._traces[key] = self._trace(config, spec)
+        model, names = self._traces[key]
+        return model.clone(), dict(names)
 
 
 class EngineKit:
@@ -118,7 +126,8 @@ class EngineKit:
         self._root = root
         self._directories: dict[tuple[object, ...], Path] = {}
         self._engines: dict[Path, Engine] = {}
-        self._workers = type("Workers", (_InProcessWorkers,), {"decode_graphs": {}})
+        self._traces = SharedTraces(trace_graph)
+        self._vision_traces = SharedTraces(trace_vision)
 
     def directory(
         self,
@@ -146,7 +155,9 @@ class EngineKit:
             )
             with pytest.MonkeyPatch.context() as patch:
                 if not verify:
-                    patch.setattr(pipeline, "GraphWorkers", self._workers)
+                    patch.setattr(pipeline, "GraphWorkers", _InProcessWorkers)
+                    patch.setattr(graph, "trace_graph", self._traces)
+                    patch.setattr(graph, "trace_vision", self._vision_traces)
                 pipeline.build(config, BuildProgress(verbose=False))
             self._directories[key] = out
         return self._directories[key]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from pop_engine.configs.manifest import GraphRecord
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.plan_record import AttentionRecord, ConstantRecord, PlanRecord, ProfileRecord
 from pop_engine.tools.table import align_rows, format_bytes
 
@@ -20,18 +20,26 @@ def _describe(plan: PlanRecord) -> Iterator[str]:
         f"{plan.file}: for {plan.gpu}, {format_bytes(plan.num_bytes)}, {plan.num_layers} layers, "
         f"compiled in {plan.compile_seconds:.1f} s"
     )
-    weights = plan.contract.weights
     in_place = sum(binding.alias is not None for binding in plan.contract.outputs)
     rows = [
         *(["profile", profile.name, _ranges(profile)] for profile in plan.profiles),
         *(["attention", f"{count} layers", text] for text, count in _attention_settings(plan.attentions).items()),
         ["cache", f"{in_place} outputs", "written in place, each at the address of its input"],
-        ["weights", f"{len(weights)} inputs", "named as in the checkpoint, none inside"],
+        _weights(plan),
         *(["constants", f"{count} inside", text] for text, count in _constants(plan.constants).items()),
         ["weight streaming", _yes(plan.weight_streaming), ""],
         ["version compatible", _yes(plan.version_compatible), ""],
+        *([["optimization", f"level {level}", ""]] if (level := plan.optimization_level) is not None else []),
+        *([["timing cache", "yes", ""]] if plan.timing_cache else []),
     ]
     yield from align_rows(rows, indent="  ")
+
+
+def _weights(plan: PlanRecord) -> list[str]:
+    inside = plan.weights_inside
+    if inside.count:
+        return ["weights", f"{inside.count} inside", format_bytes(inside.num_bytes)]
+    return ["weights", f"{len(plan.contract.weights)} inputs", "named as in the checkpoint, none inside"]
 
 
 def _yes(flag: bool) -> str:

@@ -4,17 +4,21 @@ import importlib.metadata
 from collections.abc import Mapping
 
 import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
 from pop_engine.builder.compile.plan_job import PlanJob
 from pop_engine.builder.passes.experts import LowerExperts
+from pop_engine.builder.passes.full_attention import LowerFullAttention
 from pop_engine.builder.passes.group_query_attention import LowerAttention
 from pop_engine.builder.passes.linear_weights import FuseWeightTranspose
 from pop_engine.builder.passes.managed_weights import AttachWeights
+from pop_engine.builder.passes.skip_empty_context import SkipEmptyContext
 from pop_engine.builder.passes.static_reshape import StaticReshape
 from pop_engine.configs.io_contract import NUM_BOUNDARY, Boundary, Phase
-from pop_engine.configs.manifest import TargetName
+from pop_engine.configs.manifest import PartitionCheck, TargetName
 from pop_engine.configs.plan_record import PlanRecord
+from pop_engine.plugins.full_attention import lower_to_multi_head_attention
 
 
 class OrtCpu:
@@ -24,6 +28,7 @@ class OrtCpu:
     boundary_writes = True
     num_boundary: int | str = NUM_BOUNDARY
     runs_here = True
+    partition_check: PartitionCheck | None = None
 
     def require(self) -> None:
         """ONNX Runtime comes with pop-engine."""
@@ -37,8 +42,12 @@ class OrtCpu:
         return [
             FuseWeightTranspose(),
             LowerExperts(),
+            LowerFullAttention(lower_to_multi_head_attention),
             LowerAttention(),
             StaticReshape(),
+            CommonSubexpressionEliminationPass(),
+            RemoveUnusedNodesPass(),
+            SkipEmptyContext(),
             AttachWeights(weights, layout),
         ]
 

@@ -7,11 +7,14 @@ import onnx_ir as ir
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
 from pop_engine.builder.compile.ort_cpu import OrtCpu
+from pop_engine.builder.compile.ort_cuda import OrtCuda
 from pop_engine.builder.compile.plan_job import PlanJob
 from pop_engine.builder.compile.tensorrt import TensorRT
+from pop_engine.builder.compile.tensorrt_single import ConstantWeights, SinglePlan
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import Boundary, Phase
-from pop_engine.configs.manifest import TargetName
+from pop_engine.configs.manifest import PartitionCheck, TargetName
+from pop_engine.configs.plan_options import EngineLayout
 from pop_engine.configs.plan_record import PlanRecord
 
 
@@ -25,6 +28,10 @@ class Target(Protocol):
     boundary_writes: bool
     num_boundary: int | str
     runs_here: bool
+
+    @property
+    def partition_check(self) -> PartitionCheck | None:
+        """How it is made sure that no node falls back to the CPU, on a target where one could."""
 
     def require(self) -> None:
         """Raise UsageError where something is missing that the build will need: a package, its libraries, a GPU."""
@@ -45,12 +52,15 @@ class Target(Protocol):
         """
 
 
-_ALL: tuple[Target, ...] = (OrtCpu(), TensorRT("tensorrt"), TensorRT("tensorrt-rtx"))
+_ALL: tuple[Target, ...] = (OrtCpu(), OrtCuda(), TensorRT("tensorrt"), TensorRT("tensorrt-rtx"))
+_WEIGHTS_INSIDE: dict[EngineLayout, type[TensorRT]] = {"single": SinglePlan, "constants": ConstantWeights}
 _TARGETS: dict[TargetName, Target] = {target.name: target for target in _ALL}
 
 
-def target_of(name: TargetName) -> Target:
+def target_of(name: TargetName, engine_layout: EngineLayout = "split") -> Target:
     """The target of this name. Raises UsageError where there is none yet."""
+    if engine_layout != "split":
+        return _WEIGHTS_INSIDE[engine_layout](name)
     if name not in _TARGETS:
         raise UsageError(f"--target {name}: not supported yet; expected {', '.join(_TARGETS)}")
     return _TARGETS[name]

@@ -9,12 +9,15 @@ from pop_engine.builder.compile.local_gpu import local_gpu
 from pop_engine.builder.compile.plan_job import PlanJob
 from pop_engine.builder.compile.tensorrt_module import load_module
 from pop_engine.builder.compile.tensorrt_plan import compile_plan
+from pop_engine.builder.passes.full_attention import LowerFullAttention
 from pop_engine.builder.passes.managed_weights import KeepWeightInputs
+from pop_engine.builder.passes.refuse_experts import RefuseExperts
 from pop_engine.builder.passes.standard_attention import LowerStandardAttention
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import Boundary, Phase
-from pop_engine.configs.manifest import TargetName
+from pop_engine.configs.manifest import PartitionCheck, TargetName
 from pop_engine.configs.plan_record import PlanRecord
+from pop_engine.plugins.full_attention import lower_to_products
 
 
 class TensorRT:
@@ -26,6 +29,7 @@ class TensorRT:
     boundary_writes = False
     num_boundary: int | str = 1
     runs_here = False
+    partition_check: PartitionCheck | None = None
 
     def __init__(self, name: TargetName) -> None:
         self.name: TargetName = name
@@ -45,7 +49,12 @@ class TensorRT:
 
     def lowering(self, weights: Mapping[str, ir.Value], layout: WeightLayout) -> list[ir.passes.InPlacePass]:
         """See Target."""
-        return [LowerStandardAttention(), KeepWeightInputs(weights)]
+        return [
+            RefuseExperts(self.name),
+            LowerFullAttention(lower_to_products),
+            LowerStandardAttention(),
+            KeepWeightInputs(weights),
+        ]
 
     def decode_with(self, boundary: Boundary) -> Phase:
         """Each plan has one use: its kernels are chosen for its shapes."""
@@ -53,6 +62,6 @@ class TensorRT:
 
     def compile(self, model: ir.Model, job: PlanJob) -> PlanRecord | None:
         """See Target."""
-        gpu = job.gpu or local_gpu()
+        gpu = job.options.gpu or local_gpu()
         assert gpu is not None, "require() comes first"
         return compile_plan(load_module(self.name), model, job, gpu)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pop_engine.builder.compile.tensorrt_facts import read_attentions, read_contract, used_tensors
+from pop_engine.builder.compile.tensorrt_facts import read_attentions, read_contract, used_tensors, used_weights
 from pop_engine.builder.compile.tensorrt_network import Network
 from pop_engine.builder.passes.expose_lengths import ExpectedAttention
 from pop_engine.configs.errors import EngineError
@@ -17,6 +17,7 @@ def check_network(network: Network, contract: GraphContract, expected: Sequence[
         *_cache_faults(network, contract),
         *_unused_inputs(network),
         *_binding_faults(network, contract),
+        *(f"weight {name} is lost" for name in sorted(network.weights.keys() - used_weights(network))),
     ):
         raise EngineError(f"{name}: {fault}; TensorRT {network.trt.__version__} would compute something else")
 

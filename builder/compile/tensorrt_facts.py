@@ -6,7 +6,7 @@ from typing import Any
 
 from pop_engine.builder.compile.tensorrt_network import Network
 from pop_engine.configs.io_contract import Binding, GraphContract
-from pop_engine.configs.plan_record import AttentionRecord, CausalKind, ConstantRecord
+from pop_engine.configs.plan_record import AttentionRecord, CausalKind, ConstantRecord, WeightsInside
 
 _CAUSAL_KINDS: dict[str, CausalKind] = {"NONE": "none", "UPPER_LEFT": "upper-left", "LOWER_RIGHT": "lower-right"}
 _DTYPES = {
@@ -50,10 +50,26 @@ def read_attentions(network: Network) -> tuple[AttentionRecord, ...]:
 
 
 def read_constants(network: Network) -> tuple[ConstantRecord, ...]:
-    """What stays inside the plan, whether as data or to compute shapes; what no output depends on is not in it."""
+    """What stays inside the plan, whether as data or to compute shapes, but for the weights."""
+    return tuple(record for record in _used_constants(network) if record.name not in network.weights)
+
+
+def read_weights_inside(network: Network) -> WeightsInside:
+    """The parameters among the constants."""
+    found = [record for record in _used_constants(network) if record.name in network.weights]
+    return WeightsInside(len(found), sum(record.num_bytes for record in found))
+
+
+def used_weights(network: Network) -> frozenset[str]:
+    """Names of the parameters that are constants of the network and that some output depends on."""
+    return frozenset(record.name for record in _used_constants(network)) & network.weights.keys()
+
+
+def _used_constants(network: Network) -> list[ConstantRecord]:
+    """What no output depends on is not in the plan."""
     used = used_tensors(network)
     constants = (layer for layer in network.layers() if layer.type == network.trt.LayerType.CONSTANT)
-    return tuple(_constant(layer) for layer in constants if layer.get_output(0).name in used)
+    return [_constant(layer) for layer in constants if layer.get_output(0).name in used]
 
 
 def used_tensors(network: Network) -> frozenset[str]:

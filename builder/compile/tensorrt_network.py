@@ -7,18 +7,23 @@ from typing import Any
 import onnx_ir as ir
 
 from pop_engine.builder.compile.tensorrt_module import Messages, Module
+from pop_engine.builder.compile.tensorrt_weights import NO_WEIGHTS, MappedWeights
 from pop_engine.builder.passes.expose_lengths import ExpectedAttention, ExposeLengths
 from pop_engine.configs.errors import EngineError
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network definition, the module it belongs to, and what has to stay alive as long as it does."""
+    """A network definition, the module it belongs to, and what has to stay alive as long as it does.
+
+    `weights` are the parameters that it holds as constants, by name: none where they are inputs.
+    """
 
     trt: Module
     messages: Messages
     builder: Any
     definition: Any
+    weights: MappedWeights
 
     def layers(self) -> Iterator[Any]:
         """Every layer, as TensorRT's base class."""
@@ -52,14 +57,16 @@ class Network:
                 yield layer
 
 
-def make_network(trt: Module, model: ir.Model, name: str) -> tuple[Network, tuple[ExpectedAttention, ...]]:
+def make_network(
+    trt: Module, model: ir.Model, name: str, weights: MappedWeights = NO_WEIGHTS
+) -> tuple[Network, tuple[ExpectedAttention, ...]]:
     """Parse a lowered graph and wire it. Also returns what the attentions were in the graph; `model` is used up.
 
     Raises EngineError where TensorRT refuses the graph, naming it `name`.
     """
     expose = ExposeLengths()
     expose(model)
-    network = _parse(trt, ir.to_proto(model).SerializeToString(), name)
+    network = _parse(trt, ir.to_proto(model).SerializeToString(), name, weights)
     wire_attentions(network, expose.expected)
     multiply_by_weights_as_stored(network)
     return network, expose.expected
@@ -118,12 +125,15 @@ def _transposed_inputs(network: Network) -> dict[str, Any]:
     return transposed
 
 
-def _parse(trt: Module, graph: bytes, name: str) -> Network:
+def _parse(trt: Module, graph: bytes, name: str, weights: MappedWeights) -> Network:
     messages = Messages(trt)
     builder = trt.Builder(messages.logger)
     definition = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(definition, messages.logger)
-    if not parser.parse(graph):
+    loaded = parser.load_model_proto(graph)
+    for weight, data in weights.items():
+        loaded = loaded and parser.load_initializer(weight, data.ctypes.data, data.nbytes)
+    if not loaded or not parser.parse_model_proto():
         reasons = [parser.get_error(idx).desc() for idx in range(parser.num_errors)]
         raise EngineError(f"{name}: TensorRT's parser refuses it ({'; '.join(reasons) or 'no reason given'})")
-    return Network(trt, messages, builder, definition)
+    return Network(trt, messages, builder, definition, weights)

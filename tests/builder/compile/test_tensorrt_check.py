@@ -14,8 +14,8 @@ from pop_engine.builder.passes.expose_lengths import ExpectedAttention
 from pop_engine.configs.errors import EngineError
 from tensorrt_kit import Case, LoweredGraph, LoweredGraphs
 
-# A window in the first and the last layer, none in the second; the last is a tail layer.
-CASE = Case("gemma3", "prefill")
+# A window in the first and the last layer, none in the second; both of these are tail layers.
+CASE = Case("gemma3", "prefill", num_tail_layers=2)
 Break = Callable[[Network], None]
 
 

@@ -10,10 +10,9 @@ from engine_kit import EngineKit, TinyModels
 from pop_engine.builder.compile import tensorrt
 from pop_engine.builder.compile.target import target_of
 from pop_engine.configs.build_config import BuildOptions, resolve_build
-from pop_engine.configs.errors import EngineError, UsageError
+from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import Manifest
 from pop_engine.configs.model_dims import ModelDims
-from pop_engine.runtime import Engine
 from pop_engine.tools.inspect import main as inspect
 from pop_engine.tools.integrity import check_integrity
 
@@ -52,6 +51,20 @@ def test_tensorrt_needs_a_gpu_to_compile(monkeypatch: pytest.MonkeyPatch) -> Non
         (BuildOptions(target="tensorrt", gpu="sm89"), "--gpu sm89: only target tensorrt-rtx"),
         (BuildOptions(gpu="sm89"), "--gpu sm89: only target tensorrt-rtx"),
         (BuildOptions(target="tensorrt-rtx", dtype="fp32"), "--dtype fp32: target tensorrt-rtx runs bf16, fp16"),
+        (
+            BuildOptions(engine_layout="single"),
+            "--engine-layout single: only targets tensorrt and tensorrt-rtx have plans",
+        ),
+        (BuildOptions(target="tensorrt-rtx", engine_layout="single", boundary="two-step"), "leave one of them out"),
+        (
+            BuildOptions(target="tensorrt-rtx", timing_cache="x"),
+            "--timing-cache x: target tensorrt-rtx times no kernels",
+        ),
+        (
+            BuildOptions(target="tensorrt-rtx", optimization_level=3),
+            "--optimization-level 3: target tensorrt-rtx times",
+        ),
+        (BuildOptions(target="tensorrt", optimization_level=6), "--optimization-level 6: TensorRT takes 0 to 5"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(options: BuildOptions, message: str) -> None:
@@ -59,12 +72,18 @@ def test_what_cannot_be_compiled_is_refused(options: BuildOptions, message: str)
         resolve_build(options, DIMS)
 
 
+def test_tensorrt_takes_a_level_and_a_cache() -> None:
+    options = BuildOptions(target="tensorrt", optimization_level=4, timing_cache="t.cache")
+    plans = resolve_build(options, DIMS).plans
+    assert (plans.optimization_level, plans.timing_cache, plans.engine_layout) == (4, Path("t.cache"), "split")
+
+
 @pytest.mark.usefixtures("rtx")
 def test_an_engine_is_built_recorded_and_not_run(
     build_engine: EngineKit, tiny: TinyModels, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = build_engine.directory(
-        tiny.checkpoint(), verify=True, target="tensorrt-rtx", gpu="sm89", tail_layers=1, max_seq_len=64
+        tiny.checkpoint(), target="tensorrt-rtx", gpu="sm89", tail_layers=1, max_seq_len=64
     )
     manifest = Manifest.load(directory)
 
@@ -86,8 +105,6 @@ def test_an_engine_is_built_recorded_and_not_run(
         "none inside",
     ):
         assert line in report
-    with pytest.raises(EngineError, match="target tensorrt-rtx is not supported by this version"):
-        Engine.load(directory)
 
 
 def weight_names(directory: Path) -> set[str]:
