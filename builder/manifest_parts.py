@@ -9,6 +9,7 @@ from pop_engine.builder.graph import BuiltGraph
 from pop_engine.builder.graph_workers import BuiltGraphs
 from pop_engine.configs.build_config import ResolvedBuild
 from pop_engine.configs.calibration import CalibrationRecord
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.io_contract import CacheShape
 from pop_engine.configs.manifest import (
     DECODE_GRAPH,
@@ -17,7 +18,6 @@ from pop_engine.configs.manifest import (
     WEIGHTS_DIRECTORY,
     BuildRecord,
     FileRecord,
-    GraphRecord,
     Manifest,
     ModelSource,
     TargetRecord,
@@ -27,6 +27,7 @@ from pop_engine.configs.manifest import (
     record_file,
 )
 from pop_engine.configs.model_dims import ModelDims
+from pop_engine.configs.vision import VISION_GRAPH, ImageFacts, VisionRecord
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class EngineParts:
     weights: WeightsRecord | None
     tokenizer: TokenizerRecord | None
     calibration: CalibrationRecord | None = None
+    images: ImageFacts | None = None
+    processor_files: tuple[str, ...] = ()
 
 
 def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
     """The manifest of an engine that is still to be verified. Hashes every file beside the weights."""
     resolved = parts.resolved
-    target = target_of(resolved.target)
+    target = target_of(resolved.target, resolved.plans.engine_layout)
     return Manifest(
         format_version=FORMAT_VERSION,
         source=parts.source,
@@ -58,7 +61,9 @@ def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
             target.name,
             _versions(target),
             decode_with=target.decode_with(resolved.boundary),
-            gpu=parts.graphs.decode.plan.gpu if parts.graphs.decode.plan else None,
+            gpu=parts.graphs.prefill.plan.gpu if parts.graphs.prefill.plan else None,
+            engine_layout=resolved.plans.engine_layout if parts.graphs.prefill.plan else None,
+            partition_check=target.partition_check,
         ),
         limits=resolved.limits,
         cache=parts.cache,
@@ -71,7 +76,14 @@ def make_manifest(parts: EngineParts, staging: Path) -> Manifest:
         files=_record_files(staging),
         boundary_window=resolved.boundary_window,
         calibration=parts.calibration,
+        vision=_vision_record(parts),
     )
+
+
+def _vision_record(parts: EngineParts) -> VisionRecord | None:
+    if parts.images is None or parts.graphs.vision is None:
+        return None
+    return VisionRecord.of(parts.images, _graph_record(VISION_GRAPH, parts.graphs.vision), parts.processor_files)
 
 
 def _graph_record(file: str, graph: BuiltGraph) -> GraphRecord:

@@ -3,14 +3,17 @@
 import importlib.metadata
 from pathlib import Path
 
+from transformers import PretrainedConfig
+
 from pop_engine.builder.analysis.find_calibration import find_calibration
-from pop_engine.builder.checkpoint.layout import plan_weights
+from pop_engine.builder.checkpoint.layout import WeightLayout, plan_weights
 from pop_engine.builder.checkpoint.source import open_checkpoint
 from pop_engine.builder.checkpoint.writer import write_weights
 from pop_engine.builder.compile.target import Target, target_of
 from pop_engine.builder.export.kv_shapes import observe_kv_shapes
 from pop_engine.builder.export.model import model_dims, parameter_shapes
 from pop_engine.builder.graph_workers import GraphWorkers
+from pop_engine.builder.images import find_image_facts, save_processor
 from pop_engine.builder.manifest_parts import EngineParts, make_manifest
 from pop_engine.builder.memory import PeakMemory
 from pop_engine.builder.progress import BuildProgress
@@ -32,9 +35,11 @@ def build(config: BuildConfig, progress: BuildProgress) -> Manifest:
             checkpoint = open_checkpoint(config)
             dims = model_dims(checkpoint.hf_config)
             resolved = resolve_build(config.options.over(checkpoint.options), dims)
-            target = target_of(resolved.target)
+            target = target_of(resolved.target, resolved.plans.engine_layout)
             target.require()
             _check_window(resolved, target)
+            _check_weights(resolved, has_weights=checkpoint.tensors is not None)
+            images = find_image_facts(checkpoint, resolved.plan)
             parameters = parameter_shapes(checkpoint.hf_config)
             layout = plan_weights(parameters, checkpoint, resolved.dtype, resolved.weights, staging.parent)
             kv_shapes = observe_kv_shapes(checkpoint.hf_config, resolved.dtype, resolved.limits.max_seq_len)
@@ -43,24 +48,26 @@ def build(config: BuildConfig, progress: BuildProgress) -> Manifest:
         if calibration is not None:
             layout = layout.with_calibration(calibration.shapes)
 
-        with GraphWorkers(checkpoint.hf_config, resolved, cache, layout, staging, config.dump_dir) as workers:
+        with GraphWorkers(checkpoint.hf_config, resolved, cache, layout, staging, config.dump_dir, images) as workers:
             with progress.step("weights") as advance:
                 has_weights = checkpoint.tensors is not None
                 calibrated = None if calibration is None else calibration.stored()
                 weights = write_weights(layout, checkpoint, staging, advance, calibrated) if has_weights else None
+                workers.weights_written()
                 tokenizer = checkpoint.save_tokenizer(staging)
+                processor_files = save_processor(checkpoint, staging)
             with progress.step("graphs"):
                 graphs = workers.results()
 
         record = None if calibration is None else calibration.record
-        parts = EngineParts(checkpoint.source, dims, resolved, cache, graphs, weights, tokenizer, record)
+        parts = EngineParts(
+            checkpoint.source, dims, resolved, cache, graphs, weights, tokenizer, record, images, processor_files
+        )
         manifest = make_manifest(parts, staging)
         with progress.step("verification"):
             verification = _skipped(config, target, has_weights=has_weights)
             if verification is None:
-                manifest.save(staging / UNCHECKED_NAME)
-                verification = verify_engine(staging, UNCHECKED_NAME, manifest, checkpoint.hf_config, layout)
-                (staging / UNCHECKED_NAME).unlink()
+                verification = _verify(staging, manifest, checkpoint.hf_config, layout)
 
         manifest = manifest.with_verification(
             verification,
@@ -78,6 +85,19 @@ def _check_window(resolved: ResolvedBuild, target: Target) -> None:
             f"--boundary-window {resolved.boundary_window}: {target.name} takes at most {most} in one pass; "
             "leave it out, or add --boundary two-step"
         )
+
+
+def _check_weights(resolved: ResolvedBuild, *, has_weights: bool) -> None:
+    if resolved.plans.holds_weights and not has_weights:
+        layout = resolved.plans.engine_layout
+        raise UsageError(f"--engine-layout {layout}: plans hold the weights; leave --no-weights or {layout} out")
+
+
+def _verify(staging: Path, manifest: Manifest, config: PretrainedConfig, layout: WeightLayout) -> VerificationRecord:
+    manifest.save(staging / UNCHECKED_NAME)
+    verification = verify_engine(staging, UNCHECKED_NAME, manifest, config, layout)
+    (staging / UNCHECKED_NAME).unlink()
+    return verification
 
 
 def _skipped(config: BuildConfig, target: Target, *, has_weights: bool) -> VerificationRecord | None:

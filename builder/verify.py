@@ -5,75 +5,136 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from pop_engine.builder.checkpoint.layout import WeightLayout
-from pop_engine.builder.reference import load_reference, reference_logits
+from pop_engine.builder.export.families.registry import vision_family
+from pop_engine.builder.reference import (
+    NO_IMAGES,
+    ImageArguments,
+    Reference,
+    image_features,
+    load_reference,
+    reference_logits,
+)
+from pop_engine.builder.verification_sample import Sample, image_sample, text_sample
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import Manifest, VerificationRecord
 
-NUM_PROMPT_TOKENS = 80
-NUM_DECODE_STEPS = 4
-# Absolute error of a logit that rounding in fp32 explains, and the same for models with large logits.
+# Absolute error of a number that rounding in fp32 explains, and the same for models with large numbers.
 TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 5e-5
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    prompt: list[int]
-    continuation: list[int]
+class _Difference:
+    """Largest errors of one sample, and what is allowed."""
+
+    prefill: float
+    decode: float
+    tolerance: float
+    features: float = 0.0
+    num_image_tokens: int = 0
 
 
 def verify_engine(
     staging: Path, manifest_name: str, manifest: Manifest, config: PretrainedConfig, layout: WeightLayout
 ) -> VerificationRecord:
-    """Run seeded random tokens through the engine, in a process of its own, and through the reference.
+    """Run seeded random samples through the engine, in a process of its own, and through the reference.
 
-    Raises EngineError where the logits differ by more than rounding: a failed check is a failed build.
+    Raises EngineError where logits or image features differ by more than rounding: a failed check is a failed build.
     """
-    window = manifest.boundary_window
-    tokens = _draw_tokens(manifest.dims.vocab_size, manifest.limits.max_seq_len, window)
-    found = _replay(staging, manifest_name, tokens)
+    text = text_sample(manifest)
+    image = None if manifest.vision is None else image_sample(manifest, manifest.vision)
+    replay = _Replay(staging, manifest_name)
+    found = [(sample, replay.run(sample)) for sample in (text, image) if sample is not None]
     reference = load_reference(config, layout, staging, manifest.plan)
-    expected = reference_logits(reference, tokens.prompt, tokens.continuation, window).numpy()
-    errors = np.abs(found - expected).max(axis=1)
-    tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
-    if not np.isfinite(found).all() or errors.max() > tolerance:
-        raise EngineError(
-            f"verification failed: logits differ from the PyTorch reference by {errors.max():.3g}, expected at most "
-            f"{tolerance:.3g}; report it with the model's name, or build with --no-verify to look into it"
-        )
+    differences = [
+        _compare(reference, config, staging, sample, *numbers, manifest.boundary_window) for sample, numbers in found
+    ]
     return VerificationRecord(
         status="passed",
-        num_prompt_tokens=len(tokens.prompt),
-        num_decode_steps=len(tokens.continuation),
-        prefill_max_error=float(errors[0]),
-        decode_max_error=float(errors[1:].max(initial=0.0)),
-        tolerance=tolerance,
+        num_prompt_tokens=len(text.prompt),
+        num_decode_steps=len(text.continuation),
+        prefill_max_error=max(difference.prefill for difference in differences),
+        decode_max_error=max(difference.decode for difference in differences),
+        tolerance=differences[0].tolerance,
+        num_image_tokens=differences[-1].num_image_tokens,
+        features_max_error=differences[-1].features,
     )
 
 
-def _draw_tokens(vocab_size: int, max_seq_len: int, boundary_window: int) -> _Tokens:
-    """A window takes none of the context's tokens away, where the engine has room for both."""
-    random = np.random.default_rng(0)
-    num_steps = min(NUM_DECODE_STEPS, max_seq_len - 1)
-    num_prompt = min(NUM_PROMPT_TOKENS + boundary_window - 1, max_seq_len - num_steps)
-    drawn = [int(token) for token in random.integers(0, vocab_size, num_prompt + num_steps)]
-    return _Tokens(drawn[:num_prompt], drawn[num_prompt:])
+def _compare(
+    reference: Reference,
+    config: PretrainedConfig,
+    engine: Path,
+    sample: Sample,
+    logits: Floats,
+    features: Floats | None,
+    boundary_window: int,
+) -> _Difference:
+    prompt, images = _model_arguments(config, engine, sample)
+    expected = reference_logits(reference, prompt, sample.continuation, boundary_window, images).numpy()
+    errors, tolerance = _errors("logits", logits, expected)
+    prefill, decode = float(errors[0]), float(errors[1:].max(initial=0.0))
+    if features is None:
+        return _Difference(prefill, decode, tolerance)
+    feature_errors, _ = _errors("image features", features, image_features(reference, prompt, images).numpy())
+    return _Difference(prefill, decode, tolerance, float(feature_errors.max()), len(features))
 
 
-def _replay(staging: Path, manifest_name: str, tokens: _Tokens) -> NDArray[np.float32]:
-    given, written = staging / ".verify.json", staging / ".verify.npy"
-    given.write_text(json.dumps({"prompt": tokens.prompt, "continuation": tokens.continuation}), encoding="utf-8")
-    replay = [sys.executable, "-m", "pop_engine.runtime.replay"]
-    command = [*replay, str(staging), str(given), str(written), "--manifest", manifest_name]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finished.returncode != 0:
-        raise EngineError(f"verification failed: the engine does not run ({finished.stderr.strip()})")
-    logits: NDArray[np.float32] = np.load(written)
-    given.unlink()
-    written.unlink()
-    return logits
+def _errors(what: str, found: Floats, expected: Floats) -> tuple[Floats, float]:
+    """The largest error of each row, and what is allowed. Raises EngineError where one is larger."""
+    tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
+    if found.shape != expected.shape:
+        raise EngineError(f"verification failed: {what} of shape {found.shape}, PyTorch makes {expected.shape}")
+    errors: Floats = np.abs(found - expected).max(axis=1)
+    if not np.isfinite(found).all() or errors.max() > tolerance:
+        raise EngineError(
+            f"verification failed: {what} differ from the PyTorch reference by {errors.max():.3g}, expected at most "
+            f"{tolerance:.3g}; report it with the model's name, or build with --no-verify to look into it"
+        )
+    return errors, tolerance
+
+
+def _model_arguments(config: PretrainedConfig, engine: Path, sample: Sample) -> tuple[list[int], ImageArguments]:
+    """The prompt as Hugging Face's own processor gives it to the model; its files lie in the engine directory."""
+    family = vision_family(config)
+    if sample.image is None or family is None:
+        return sample.prompt, NO_IMAGES
+    arguments = dict(family.model_inputs(config, engine, sample.prompt, [sample.image]))
+    prompt: list[int] = arguments.pop("input_ids")[0].tolist()
+    return prompt, arguments
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The engine as a process."""
+
+    staging: Path
+    manifest_name: str
+
+    def run(self, sample: Sample) -> tuple[Floats, Floats | None]:
+        """Logits [1 + len(continuation), vocab_size], and the image's features [tokens, hidden_size]."""
+        with TemporaryDirectory(prefix="pop-verify-") as name:
+            folder = Path(name)
+            given, written, features = folder / "tokens.json", folder / "logits.npy", folder / "features.npy"
+            content: dict[str, object] = {"prompt": sample.prompt, "continuation": sample.continuation}
+            if sample.image is not None:
+                sample.image.save(folder / "image.png")
+                content |= {"images": [str(folder / "image.png")], "features": str(features)}
+            given.write_text(json.dumps(content), encoding="utf-8")
+            self._start(given, written)
+            return np.load(written), np.load(features) if sample.image is not None else None
+
+    def _start(self, given: Path, written: Path) -> None:
+        replay = [sys.executable, "-m", "pop_engine.runtime.replay"]
+        command = [*replay, str(self.staging), str(given), str(written), "--manifest", self.manifest_name]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode != 0:
+            raise EngineError(f"verification failed: the engine does not run ({finished.stderr.strip()})")

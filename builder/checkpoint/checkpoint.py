@@ -62,5 +62,9 @@ class Checkpoint(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor] | None:
         """Every stored tensor by name; nothing is read until one is asked for."""
 
+    @property
+    def processor_folder(self) -> Path | None:
+        """Where the files of an image processor would lie; None where the checkpoint is no folder."""
+
     def save_tokenizer(self, directory: Path) -> TokenizerRecord | None:
         """Write tokenizer.json into a folder; None where the checkpoint has no tokenizer."""

@@ -1,4 +1,7 @@
-"""Tensors that transformers makes of others when it loads a checkpoint: experts that are stored one by one."""
+"""Tensors by the model's names, as transformers finds or makes them when it loads a checkpoint.
+
+Experts may be stored one by one, and a model with images under the names of another version.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.big_modeling import init_empty_weights
 from transformers import PretrainedConfig
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pop_engine.builder.checkpoint.checkpoint import StoredTensor
+from pop_engine.builder.export.families.registry import vision_family
+from pop_engine.builder.export.model import make_model
 
 # Where another tensor has its dtype: it cannot lie in the weight files as it is.
 _CONVERTED = "several tensors"
@@ -53,7 +59,13 @@ def with_converted_tensors(tensors: Mapping[str, StoredTensor], config: Pretrain
 
 
 def _conversions(config: PretrainedConfig) -> list[Any]:
-    """The table's lines for a causal LM. A class of its own goes before its model type, as in transformers."""
+    """The table's lines for a causal LM. A class of its own goes before its model type, as in transformers.
+
+    A model with images has lines for each model that it is made of.
+    """
+    if vision_family(config) is not None:
+        with init_empty_weights():
+            return list(get_model_conversion_mapping(make_model(config), add_legacy=False))
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     names: list[str] = [model_class.__name__] if isinstance(model_class, type) else []
     found = (get_checkpoint_conversion_mapping(name) for name in (*names, config.model_type))

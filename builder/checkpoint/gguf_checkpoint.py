@@ -75,6 +75,7 @@ class GgufCheckpoint:
     hf_config: PreTrainedConfig
     tensors: Mapping[str, StoredTensor] | None
     path: Path
+    processor_folder: None = None
 
     def save_tokenizer(self, directory: Path) -> TokenizerRecord | None:
         """Write tokenizer.json into a folder; None where the file has no tokenizer.

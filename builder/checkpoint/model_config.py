@@ -1,6 +1,5 @@
 """The Hugging Face config of a checkpoint: read, checked against what can be exported, and cleaned."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,14 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
+from pop_engine.builder.checkpoint.json_file import read_json_object
 from pop_engine.builder.checkpoint.reason import reason
+from pop_engine.builder.export.families.registry import vision_family, vision_model_types
 from pop_engine.configs.errors import UsageError
 
 CONFIG_NAME = "config.json"
@@ -29,11 +33,11 @@ _STATE_SPACE_LAYERS = frozenset(
 def read_model_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     """The config of a checkpoint folder.
 
-    Raises UsageError where it is missing, unreadable, of a model that cannot be exported, or would run code from
-    the checkpoint without leave.
+    Raises UsageError where it is missing, of a model that cannot be exported, or would run code from the checkpoint
+    without leave; EngineError where it is damaged.
     """
     path = directory / CONFIG_NAME
-    content = _read_json(path)
+    content = _read_config(path)
     _refuse_quantized(content, str(path))
     known = content.get("model_type") in CONFIG_MAPPING
     if not known:
@@ -64,7 +68,7 @@ def config_from_mapping(content: dict[str, Any], origin: str) -> PreTrainedConfi
 
 def _checked(config: PreTrainedConfig, origin: str) -> PreTrainedConfig:
     _refuse_unsupported(config, origin)
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or vision_family(config) is not None:
         # A model class of the checkpoint's own is looked up by this name.
         config.name_or_path = ""
     return config
@@ -84,16 +88,10 @@ def _refuse_unknown(content: dict[str, Any], path: Path, *, trust_remote_code: b
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: missing; expected a Hugging Face checkpoint folder (config.json and *.safetensors)")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({reason(error)}); fetch the file again") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path}: expected a JSON object, found {type(content).__name__}; fetch the file again")
-    return content
+    return read_json_object(path)
 
 
 def _refuse_quantized(values: dict[str, Any], origin: str) -> None:
@@ -119,11 +117,18 @@ def _refuse_unsupported(config: PreTrainedConfig, origin: str) -> None:
             "so a tail layer cannot be pruned; use a model whose layers are all attention"
         )
     remote = getattr(config, "auto_map", None) or {}
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in remote:
+    is_causal_lm = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in remote
+    if is_causal_lm or vision_family(config) is not None:
+        return
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise UsageError(
-            f"{origin}: transformers {transformers.__version__} has no causal language model class for {family}; "
-            "expected a model that AutoModelForCausalLM can load"
+            f"{origin}: {family} takes images in a way that pop-engine does not know; expected a language model, or "
+            f"one of {', '.join(vision_model_types())}"
         )
+    raise UsageError(
+        f"{origin}: transformers {transformers.__version__} has no causal language model class for {family}; "
+        "expected a model that AutoModelForCausalLM can load"
+    )
 
 
 def _state_space_layers(config: PreTrainedConfig) -> list[str]:

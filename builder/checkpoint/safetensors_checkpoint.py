@@ -48,6 +48,11 @@ class SafetensorsCheckpoint:
     directory: Path
     trust_remote_code: bool
 
+    @property
+    def processor_folder(self) -> Path | None:
+        """The folder itself."""
+        return self.directory
+
     def save_tokenizer(self, directory: Path) -> TokenizerRecord | None:
         """Write tokenizer.json into a folder; None where this checkpoint has no tokenizer files.
 

@@ -30,6 +30,7 @@ class ConfigOnlyCheckpoint:
     options: BuildOptions
     hf_config: PreTrainedConfig
     tensors: None = None
+    processor_folder: None = None
 
     def save_tokenizer(self, directory: Path) -> TokenizerRecord | None:
         """Nothing to write."""

@@ -37,7 +37,7 @@ def register_attention(cache: RecordingCache) -> None:
         assert cache.total_len is not None
         output = torch.onnx.ops.symbolic(
             f"{attention_op.DOMAIN}::{attention_op.OP_TYPE}",
-            (query, key, value, cache.total_len, *([] if s_aux is None else [s_aux])),
+            _without_trailing_none(query, key, value, cache.total_len, s_aux, cache.image_ids),
             {
                 "scale": float(head_dim**-0.5 if scaling is None else scaling),
                 "sliding_window": window,
@@ -51,6 +51,11 @@ def register_attention(cache: RecordingCache) -> None:
 
     AttentionInterface.register(IMPLEMENTATION, attend)
     AttentionMaskInterface.register(IMPLEMENTATION, describe_mask)
+
+
+def _without_trailing_none(*inputs: torch.Tensor | None) -> list[torch.Tensor | None]:
+    last = max(place for place, given in enumerate(inputs) if given is not None)
+    return list(inputs[: last + 1])
 
 
 def _window(module: torch.nn.Module, mask: Mask | torch.Tensor | None, sliding_window: int | None) -> int:

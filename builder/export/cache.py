@@ -76,21 +76,30 @@ class RecordingLayer(CacheLayerMixin):
 
 
 class RecordingCache(Cache):
-    """One RecordingLayer per decoder layer, and the number of valid keys after this call."""
+    """One RecordingLayer per decoder layer, and what all layers' attention takes beside them.
+
+    `total_len` [B] is the number of valid keys after this call, `image_ids` [B, rows] the images of its rows where
+    their tokens see each other.
+    """
 
     def __init__(self, num_hidden_layers: int) -> None:
         self.recording = [RecordingLayer() for _ in range(num_hidden_layers)]
         super().__init__(layers=list(self.recording))
         self.total_len: torch.Tensor | None = None
+        self.image_ids: torch.Tensor | None = None
 
     def begin(
-        self, past: Sequence[tuple[torch.Tensor, torch.Tensor]], cache_len: torch.Tensor, new_len: int | torch.SymInt
+        self,
+        past: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        cache_len: torch.Tensor,
+        new_len: int | torch.SymInt,
+        image_ids: torch.Tensor | None = None,
     ) -> None:
         """Start a trace. `past` is K and V per layer, `cache_len` [B], `new_len` the rows of this call."""
         for layer, (past_key, past_value) in zip(self.recording, past, strict=True):
             layer.begin(past_key, past_value, cache_len)
         total_len: torch.Tensor = cache_len + new_len  # type: ignore[assignment]
-        self.total_len = total_len
+        self.total_len, self.image_ids = total_len, image_ids
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:

@@ -10,10 +10,12 @@ from accelerate.big_modeling import init_empty_weights
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pop_engine.builder.export.experts import trace_experts
 from pop_engine.builder.export.failure import first_line
+from pop_engine.builder.export.families.registry import vision_family
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import DType
 from pop_engine.configs.model_dims import ModelDims
@@ -37,7 +39,7 @@ class FakeModel:
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The stack of decoder layers. Raises UsageError where the model has none of the length its config says."""
     expected = text_config(model.config).num_hidden_layers
-    for module in model.modules():
+    for module in model.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == expected:
             return list(module)
     raise UsageError(f"{type(model).__name__}: has no list of {expected} decoder layers to prune")
@@ -95,7 +97,7 @@ def check_takes_positions(model: PreTrainedModel) -> None:
 
 
 def build_fake_model(config: PretrainedConfig, dtype: DType, attn_implementation: str) -> FakeModel:
-    """Instantiate the config's causal LM class without allocating a weight.
+    """Instantiate the config's model class without allocating a weight.
 
     Buffers (rotary frequencies) are real: the graphs hold their values.
     """
@@ -103,6 +105,8 @@ def build_fake_model(config: PretrainedConfig, dtype: DType, attn_implementation
     model.eval()
     model.tie_weights()
     trace_experts(model)
+    if (family := vision_family(config)) is not None:
+        family.adapt(model)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     names = canonical_names(model)
     _replace_parameters(model, mode, names)
@@ -114,13 +118,23 @@ def brings_code(config: PretrainedConfig) -> bool:
     return type(config).__module__.startswith("transformers_modules.")
 
 
+def make_model(config: PretrainedConfig, **options: object) -> PreTrainedModel:
+    """The config's causal LM, or the model with images that a language model is part of."""
+    own_code = brings_code(config)
+    options |= {"trust_remote_code": own_code}
+    model: PreTrainedModel
+    if own_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
+    else:
+        model = AutoModelForImageTextToText.from_config(copy.deepcopy(config), **options)
+    return model
+
+
 def _instantiate(config: PretrainedConfig, **options: object) -> PreTrainedModel:
-    """The config's causal LM on the meta device. Raises EngineError where its class does not allow it."""
+    """The config's model on the meta device. Raises EngineError where its class does not allow it."""
     try:
         with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), trust_remote_code=brings_code(config), **options
-            )
+            model = make_model(config, **options)
     except Exception as error:
         raise EngineError(
             f"model type {config.model_type}: cannot be made from its config, or has attention of its own instead of "

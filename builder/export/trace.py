@@ -1,7 +1,5 @@
 """Trace one of the two graphs from a Hugging Face model class."""
 
-import logging
-import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,14 +13,10 @@ from pop_engine.builder.export.boundary import ContextRows, OnePassTail, TwoStep
 from pop_engine.builder.export.cache import RecordingCache
 from pop_engine.builder.export.calibrated_tail import CalibratedTail, calibrated_shapes
 from pop_engine.builder.export.failure import first_line
-from pop_engine.builder.export.model import (
-    TORCH_DTYPES,
-    FakeModel,
-    add_parameters,
-    build_fake_model,
-    decoder_layers,
-    lm_head,
-)
+from pop_engine.builder.export.families.registry import vision_family
+from pop_engine.builder.export.image_rows import DeepStack, embed_rows
+from pop_engine.builder.export.model import FakeModel, add_parameters, build_fake_model, decoder_layers, lm_head
+from pop_engine.builder.export.onnx_export import DynamicDim, example_inputs, export_module
 from pop_engine.builder.export.rotary import hold_rotary
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import EngineError, PopError
@@ -30,9 +24,12 @@ from pop_engine.configs.manifest import DType
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.plugins import attention as attention_op
 
-OPSET_VERSION = 24
-# Any sizes do, if they differ and are neither 0 nor 1, which torch.export would take for constants.
-_EXAMPLE_SIZES = {io.BATCH: 2, io.SEQ: 7, io.NUM_CONTEXT: 4, io.NUM_BOUNDARY: 3}
+_DIMS = {
+    io.BATCH: DynamicDim(2),
+    io.SEQ: DynamicDim(7),
+    io.NUM_CONTEXT: DynamicDim(4),
+    io.NUM_BOUNDARY: DynamicDim(3),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,13 @@ class GraphSpec:
         assert isinstance(max_seq_len, int)
         return max_seq_len
 
+    @property
+    def num_deepstack(self) -> int:
+        """How many layers get image features added to their output."""
+        features = next((b.shape[0] for b in self.contract.inputs if b.name == io.DEEPSTACK_EMBEDS), 0)
+        assert isinstance(features, int)
+        return features
+
 
 class GraphModule(nn.Module):
     """The model between the bindings of one graph's contract."""
@@ -67,8 +71,13 @@ class GraphModule(nn.Module):
         self._cache = cache
         self._one_pass: OnePassTail | None = None
         self._keeps_rows = keeps_rows
+        self._deepstack = DeepStack()
+        family = vision_family(fake.model.config)
+        self._sees_images_whole = family is not None and family.image_attention == "bidirectional"
+        layers = decoder_layers(fake.model)
+        self._deepstack.wrap(layers[: spec.num_deepstack])
         if spec.phase == "prefill":
-            self._wrap_tail(decoder_layers(fake.model), _context_rows(spec, fake))
+            self._wrap_tail(layers, _context_rows(spec, fake))
 
     def _wrap_tail(self, layers: list[nn.Module], context_rows: ContextRows) -> None:
         tail = [layers[layer_idx] for layer_idx in self._spec.plan.tail]
@@ -87,14 +96,24 @@ class GraphModule(nn.Module):
             (given[io.past_key(layer_idx)], given[io.past_value(layer_idx)])
             for layer_idx in range(len(self._cache.recording))
         ]
-        self._cache.begin(past, given[io.CACHE_LEN], input_ids.shape[1])
+        image_ids = given[io.IMAGE_IDS] if self._sees_images_whole else None
+        self._cache.begin(past, given[io.CACHE_LEN], input_ids.shape[1], image_ids)
         if self._one_pass is not None:
             self._one_pass.begin(given.get(io.CONTEXT_ROWS), given[io.BOUNDARY_ROWS])
         logits = self.model(
-            input_ids=input_ids, position_ids=given[io.POSITION_IDS], cache=self._cache, use_cache=True
+            **self._rows(given), position_ids=given[io.POSITION_IDS], cache=self._cache, use_cache=True
         ).logits
         has_logits = any(binding.name == io.LOGITS for binding in self._spec.contract.outputs)
         return (*([logits] if has_logits else []), *self._cache.presents())
+
+    def _rows(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's argument that says what its rows are."""
+        if io.IMAGE_IDS not in given:
+            return {"input_ids": given[io.INPUT_IDS]}
+        if io.DEEPSTACK_EMBEDS in given:
+            self._deepstack.begin(given[io.DEEPSTACK_EMBEDS])
+        tokens = (given[io.INPUT_IDS], given[io.IMAGE_IDS], given[io.IMAGE_EMBEDS])
+        return {"inputs_embeds": embed_rows(self.model, *tokens)}
 
 
 def _context_rows(spec: GraphSpec, fake: FakeModel) -> ContextRows:
@@ -113,7 +132,7 @@ def trace_graph(config: PretrainedConfig, spec: GraphSpec) -> tuple[ir.Model, di
     """
     try:
         module, fake = _graph_module(config, spec)
-        model = _export(module, fake, spec)
+        model = export_module(module, fake.mode, spec.contract, _DIMS, spec.dtype)
     except PopError:
         raise
     except Exception as error:
@@ -121,7 +140,6 @@ def trace_graph(config: PretrainedConfig, spec: GraphSpec) -> tuple[ir.Model, di
             f"model type {config.model_type}: the {spec.phase} graph cannot be traced ({first_line(error)}); "
             "--verbose shows where"
         ) from error
-    _name_bindings(model, spec.contract)
     _check_attentions(model, spec, type(fake.model).__name__)
     _check_positions(model, type(fake.model).__name__)
     return model, {f"model.{name}": canonical for name, canonical in fake.canonical_names.items()}
@@ -133,7 +151,7 @@ def _graph_module(config: PretrainedConfig, spec: GraphSpec) -> tuple[GraphModul
     if spec.phase == "prefill" and spec.boundary == "one-pass":
         try:
             with fake.mode, torch.no_grad():
-                module(*_example_inputs(fake, spec))
+                module(*example_inputs(fake.mode, spec.contract, _DIMS, spec.dtype))
         except (RuntimeError, ValueError):
             return _make_module(config, spec, keeps_rows=True)
     return module, fake
@@ -145,63 +163,6 @@ def _make_module(config: PretrainedConfig, spec: GraphSpec, *, keeps_rows: bool)
     fake = build_fake_model(config, spec.dtype, IMPLEMENTATION)
     hold_rotary(fake.model, spec.max_seq_len)
     return GraphModule(spec, fake, cache, keeps_rows=keeps_rows), fake
-
-
-def _export(module: GraphModule, fake: FakeModel, spec: GraphSpec) -> ir.Model:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-        program = torch.export.export(
-            module, _example_inputs(fake, spec), dynamic_shapes=(_dynamic_shapes(spec.contract),), strict=False
-        )
-        # The tail's discarded attention and FFN go before the slow decompositions, not after.
-        program.graph_module.graph.eliminate_dead_code()
-        exported = torch.onnx.export(program, dynamo=True, optimize=False, opset_version=OPSET_VERSION, verbose=False)
-    assert exported is not None
-    return exported.model
-
-
-def _example_inputs(fake: FakeModel, spec: GraphSpec) -> tuple[torch.Tensor, ...]:
-    dtypes = {"int64": torch.int64}
-    with fake.mode:
-        return tuple(
-            torch.zeros(
-                [dim if isinstance(dim, int) else _EXAMPLE_SIZES[dim] for dim in binding.shape],
-                dtype=dtypes.get(binding.dtype, TORCH_DTYPES[spec.dtype]),
-            )
-            for binding in spec.contract.inputs
-        )
-
-
-def _dynamic_shapes(contract: io.GraphContract) -> tuple[dict[int, torch.export.Dim], ...]:
-    dims = {name: torch.export.Dim(name, min=1, max=1 << 20) for name in _EXAMPLE_SIZES}
-    return tuple(
-        {axis: dims[dim] for axis, dim in enumerate(binding.shape) if isinstance(dim, str)}
-        for binding in contract.inputs
-    )
-
-
-def _name_bindings(model: ir.Model, contract: io.GraphContract) -> None:
-    """Give inputs and outputs the contract's names, and their dynamic dimensions too."""
-    renamed: dict[str, str] = {}
-    for value, binding in zip(model.graph.inputs, contract.inputs, strict=True):
-        value.name = binding.name
-        assert value.shape is not None
-        for traced, dim in zip(value.shape, binding.shape, strict=True):
-            if isinstance(traced, ir.SymbolicDim) and isinstance(dim, str):
-                renamed[str(traced.value)] = dim
-    for value, binding in zip(model.graph.outputs, contract.outputs, strict=True):
-        value.name = binding.name
-    for value in _all_values(model.graph):
-        if value.shape is not None and any(isinstance(dim, ir.SymbolicDim) for dim in value.shape):
-            value.shape = ir.Shape(
-                [renamed.get(str(d.value), d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape]
-            )
-
-
-def _all_values(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *(output for node in graph for output in node.outputs)]
 
 
 def _check_attentions(model: ir.Model, spec: GraphSpec, class_name: str) -> None:

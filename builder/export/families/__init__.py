@@ -1,0 +1,1 @@
+"""What only one family of models needs, one file a family."""
