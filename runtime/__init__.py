@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pop_engine.runtime.engine import Engine
+    from pop_engine.runtime.images.video import Video
     from pop_engine.runtime.sampling import SamplingParams
 
-__all__ = ["Engine", "SamplingParams"]
+__all__ = ["Engine", "SamplingParams", "Video"]
 
 
 def __getattr__(name: str) -> object:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> object:
         from pop_engine.runtime.sampling import SamplingParams
 
         return SamplingParams
+    if name == "Video":
+        from pop_engine.runtime.images.video import Video
+
+        return Video
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

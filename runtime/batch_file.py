@@ -33,16 +33,19 @@ def _parse_line(line: str, origin: str, defaults: Request) -> Request:
         given = msgspec.json.decode(line, type=dict[str, object])
     except msgspec.MsgspecError as error:
         raise UsageError(f"{origin}: not a JSON object ({error})") from error
-    unknown = given.keys() - _SAMPLING_FIELDS - {"prompt", "system"}
+    unknown = given.keys() - _SAMPLING_FIELDS - {"prompt", "system", "images"}
     if unknown:
-        expected = ", ".join(["prompt", "system", *sorted(_SAMPLING_FIELDS)])
+        expected = ", ".join(["prompt", "system", "images", *sorted(_SAMPLING_FIELDS)])
         raise UsageError(f"{origin}: unknown key {min(unknown)!r}; expected some of {expected}")
     prompt, system = given.pop("prompt", None), given.pop("system", defaults.system)
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{origin}: expected a non-empty text as prompt, found {prompt!r}")
     if system is not None and not isinstance(system, str):
         raise UsageError(f"{origin}: expected a text as system, found {system!r}")
-    return Request(prompt, system, _override(defaults.params, given, origin), defaults.chat)
+    images = given.pop("images", [])
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise UsageError(f"{origin}: expected a list of paths or data: URLs as images, found {images!r}")
+    return Request(prompt, system, _override(defaults.params, given, origin), defaults.chat, tuple(images))
 
 
 def _override(params: SamplingParams, given: dict[str, object], origin: str) -> SamplingParams:

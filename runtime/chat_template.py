@@ -3,20 +3,16 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pop_engine.configs.errors import UsageError
+from pop_engine.runtime.messages import ChatMessage, read_messages
 
 if TYPE_CHECKING:
     import jinja2
     from jinja2.ext import Extension
 
-
-class ChatMessage(TypedDict):
-    """One turn of a conversation. Roles are the template's: usually system, user, assistant."""
-
-    role: str
-    content: str
+__all__ = ["ChatMessage", "ChatTemplate", "RefusedMessagesError"]
 
 
 class RefusedMessagesError(Exception):
@@ -39,10 +35,9 @@ class ChatTemplate:
 
         Raises UsageError on messages of the wrong form, on ones that the template refuses, and on a broken template.
         """
-        check_messages(messages)
         # Undefined and none are not the same to a template: transformers always passes these two as none.
         variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
-        variables |= {"messages": [dict(message) for message in messages], "add_generation_prompt": True}
+        variables |= {"messages": read_messages(messages).shown, "add_generation_prompt": True}
         try:
             if self._compiled is None:
                 self._compiled = _compile(self._source)
@@ -57,30 +52,6 @@ class ChatTemplate:
                 f"the model's chat template fails ({type(error).__name__}: {error}); "
                 "give the prompt as plain text (--no-chat), or build the engine with another template"
             ) from error
-
-
-def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Raise UsageError unless these are messages of a role and a text each, at least one."""
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise UsageError(f"messages: expected a list of role and content pairs, found {type(messages).__name__}")
-    if not messages:
-        raise UsageError("messages: the list is empty; expected at least one, like role 'user' and your question")
-    for position, message in enumerate(messages):
-        _check_message(f"messages[{position}]", message)
-
-
-def _check_message(name: str, message: object) -> None:
-    if not isinstance(message, Mapping):
-        raise UsageError(f"{name}: expected a mapping with role and content, found {type(message).__name__}")
-    for key in ("role", "content"):
-        if key not in message:
-            raise UsageError(f"{name}: has no {key!r}; expected role and content")
-        if not isinstance(message[key], str):
-            raise UsageError(f"{name}: {key!r} is {type(message[key]).__name__}; expected a string")
-    for key in message:
-        # Dropping what we cannot honour (tool_calls …) would silently change the prompt.
-        if key not in ChatMessage.__annotations__:
-            raise UsageError(f"{name}: unknown key {key!r}; expected role and content only")
 
 
 def _compile(source: str) -> "jinja2.Template":

@@ -24,6 +24,9 @@ def _parser() -> argparse.ArgumentParser:
     add("engine", type=Path, metavar="ENGINE", help="engine directory, as pop-build wrote it")
     add("prompt", nargs="?", metavar="PROMPT.txt|-", help="file with the prompt, or - for stdin")
     add("--system", metavar="TEXT", help="system message of the conversation")
+    add("--image", action="append", default=[], metavar="FILE", help="image before the prompt; may be repeated")
+    add("--video", action="append", default=[], metavar="FILE|DIR", help="video or folder of frames, likewise")
+    add("--frame-rate", type=float, metavar="R", help="frames a second of a --video DIR (default: 24)")
     add("--no-chat", action="store_true", help="complete the text as it is, without the chat template")
     add("--max-tokens", type=int, metavar="N", help="tokens to generate at most (default: as many as the slot holds)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
@@ -49,11 +52,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from pop_engine.configs.errors import UsageError
     from pop_engine.runtime.batch_file import read_batch
     from pop_engine.runtime.engine import Engine
+    from pop_engine.runtime.images.video import DEFAULT_FRAME_RATE, Video
     from pop_engine.runtime.output import print_batch, print_generation
     from pop_engine.runtime.requests import Request, read_prompt, sampling_params
 
     if (arguments.prompt is None) == (arguments.batch is None):
         raise UsageError("give either a prompt (PROMPT.txt or -) or --batch FILE.jsonl")
+    if (arguments.image or arguments.video) and arguments.batch is not None:
+        raise UsageError('--image, --video: not with --batch; write "images" into its lines')
     if arguments.logprobs is not None and not arguments.json and arguments.batch is None:
         raise UsageError("--logprobs: only shown with --json; add it")
     params = sampling_params(arguments)
@@ -61,7 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.batch is not None:
         requests = read_batch(arguments.batch, params, arguments.system, chat=chat)
     else:
-        requests = [Request(read_prompt(arguments.prompt), arguments.system, params, chat=chat)]
+        prompt, images = read_prompt(arguments.prompt), tuple(arguments.image)
+        videos = tuple(Video(path, arguments.frame_rate or DEFAULT_FRAME_RATE) for path in arguments.video)
+        requests = [Request(prompt, arguments.system, params, chat, images, videos)]
     started = time.perf_counter()
     with Engine.load(arguments.engine, threads=arguments.threads) as engine:
         load_ms = (time.perf_counter() - started) * 1e3

@@ -58,11 +58,16 @@ def _reserve(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray[np.
 
 
 class Slots:
-    """Which slots are taken, and how many tokens each holds."""
+    """Which slots are taken, how many tokens each holds, and how far its positions are from their number.
+
+    An image's tokens may share positions, so that the text after them goes on at another one than their count
+    (Hugging Face's `rope_deltas`). 0 for text.
+    """
 
     def __init__(self, num_slots: int, max_seq_len: int) -> None:
         self.max_seq_len = max_seq_len
         self.lengths = np.zeros(num_slots, np.int64)
+        self.rope_deltas = np.zeros(num_slots, np.int64)
         self._taken = [False] * num_slots
 
     def allocate(self) -> int:
@@ -70,7 +75,7 @@ class Slots:
         for slot, taken in enumerate(self._taken):
             if not taken:
                 self._taken[slot] = True
-                self.lengths[slot] = 0
+                self.lengths[slot] = self.rope_deltas[slot] = 0
                 return slot
         raise UsageError(f"slots: all {len(self._taken)} are taken; free one, or build with a higher --max-batch-size")
 
@@ -78,7 +83,12 @@ class Slots:
         """Give a slot back."""
         self.check(slot)
         self._taken[slot] = False
-        self.lengths[slot] = 0
+        self.lengths[slot] = self.rope_deltas[slot] = 0
+
+    def next_position(self, slot: int) -> int:
+        """The position of the next token."""
+        self.check(slot)
+        return int(self.lengths[slot] + self.rope_deltas[slot])
 
     @property
     def num_free(self) -> int:

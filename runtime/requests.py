@@ -2,35 +2,39 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pop_engine.configs.errors import UsageError
-from pop_engine.runtime.chat_template import ChatMessage
 from pop_engine.runtime.engine import Engine
+from pop_engine.runtime.images.video import Video
+from pop_engine.runtime.messages import ChatMessage
 from pop_engine.runtime.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. With `chat` it is the user's message where the model has a chat template."""
+    """One prompt. With `chat` it is the user's message where the model has a chat template, images and videos first."""
 
     prompt: str
     system: str | None
     params: SamplingParams
     chat: bool = True
+    images: tuple[str, ...] = ()
+    videos: tuple[Video, ...] = ()
 
-    def encode(self, engine: Engine) -> list[int]:
-        """Token ids. Raises UsageError for a system message that nothing can carry."""
+    def encode(self, engine: Engine) -> Sequence[int]:
+        """Token ids. Raises UsageError for a system message that nothing can carry, and for images as the engine."""
         if not (self.chat and engine.has_chat_template):
             if self.system is not None:
                 why = "--no-chat is given" if not self.chat else "the model has no chat template"
                 raise UsageError(f"--system {self.system!r}: {why}; put the text into the prompt instead")
-            return engine.encode(self.prompt)
+            return engine.encode_images(self.prompt, self.images, self.videos)
         messages: list[ChatMessage] = [{"role": "user", "content": self.prompt}]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        return engine.encode_chat(messages)
+        return engine.encode_chat(messages, self.images, self.videos)
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +25,7 @@ class SlotEngine(Protocol):
     def free_slot(self, slot: int) -> None:
         """Give a slot back."""
 
-    def prefill(self, slot: int, token_ids: list[int]) -> NDArray[np.float32]:
+    def prefill(self, slot: int, token_ids: TokenSequence[int]) -> NDArray[np.float32]:
         """Logits after a prompt."""
 
     def decode_step(self, slots: list[int], token_ids: list[int]) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """One sequence being generated: its slot, its sampler, its text, and how it ends."""
 
 import time
+from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +52,11 @@ class Sequence:
     """Turns logits into pieces until a stop token, a stop string, `max_tokens`, or the end of the slot."""
 
     def __init__(
-        self, prompt_token_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None, max_seq_len: int
+        self,
+        prompt_token_ids: TokenSequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        max_seq_len: int,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
         self.finish_reason: FinishReason | None = None

@@ -59,11 +59,26 @@ class Tokenizer:
 
         Raises UsageError where the model has no chat template, and on messages that it cannot render.
         """
+        return self.encode_rendered(self.render(messages))
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The text of a conversation as the chat template writes it. Raises as `encode_chat`."""
         if self._chat_template is None:
             raise UsageError("messages: this model has no chat template; give the prompt as plain text (--no-chat)")
+        return self._chat_template.render(messages)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of a rendered conversation."""
         # The template writes its own special tokens. As in transformers, those that a message contains
         # ("<|im_end|>" typed by a user) become the same ids: text from strangers can end its own turn.
-        return self._encode(self._chat_template.render(messages), add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        """How a text writes one token. Raises EngineError where the vocabulary has no such id."""
+        text = self._backend.id_to_token(token_id)
+        if text is None:
+            raise EngineError(f"{TOKENIZER_NAME}: has no token {token_id}, which images need; build the engine again")
+        return str(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out. Incomplete UTF-8 becomes U+FFFD."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engine_kit import EngineKit, TinyModels
 from pop_engine.runtime import Engine
+from real_model_kit import load_on_engine_weights
 
 SMOLLM2 = "smollm2-135m"
 
@@ -71,20 +72,5 @@ def smollm2_full_engine(build_engine: EngineKit, smollm2_gguf: Path) -> Iterator
 @pytest.fixture(scope="session")
 def smollm2_hf_model(smollm2_directory: Path, smollm2_gguf: Path) -> Any:
     """SmolLM2 in Hugging Face's own class, on the engine's weight file (loading the GGUF takes much longer)."""
-    from safetensors.torch import load_file
-
     config = AutoConfig.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    model = model.to_empty(device="cpu")
-    left = model.load_state_dict(load_file(smollm2_directory / "weights" / "model.safetensors"), strict=False)
-    assert left.unexpected_keys == []
-    assert left.missing_keys == ["lm_head.weight"]
-    model.tie_weights()
-    _compute_rotary_buffers(model)
-    return model.eval()
-
-
-def _compute_rotary_buffers(model: Any) -> None:
-    """Buffers are in no checkpoint: the class computes them, but not on the meta device."""
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    return load_on_engine_weights(config, smollm2_directory)

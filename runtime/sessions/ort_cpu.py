@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import EngineError
-from pop_engine.configs.manifest import GraphRecord, Manifest
+from pop_engine.configs.graph_record import GraphRecord
+from pop_engine.configs.manifest import Manifest
 from pop_engine.runtime.kv_cache import KVCachePool, SlotRange
+from pop_engine.runtime.sessions.image_inputs import ImageBindings
+from pop_engine.runtime.sessions.session import ImageRows
 from pop_engine.runtime.weights import own_weights
 
 _CACHE_DTYPES = {"fp32": np.dtype(np.float32)}
@@ -27,7 +30,7 @@ class _Graph:
         self._pool = pool
         self._bindings: dict[SlotRange, Any] = {}
 
-    def run(self, slots: SlotRange, inputs: dict[str, NDArray[np.int64]], logits: NDArray[np.float32] | None) -> None:
+    def run(self, slots: SlotRange, inputs: dict[str, NDArray[np.generic]], logits: NDArray[np.float32] | None) -> None:
         """Run one call. Caches are updated in place, and logits are written where a buffer is given."""
         binding = self._bindings.get(slots)
         if binding is None:
@@ -44,13 +47,10 @@ class _Graph:
     def _bind_caches(self, slots: SlotRange) -> Any:
         """Bind every cache tensor of these slots, outputs to their inputs' memory: no copy is ever made."""
         binding = self._session.io_binding()
-        for declared in self._record.contract.inputs:
-            if declared.dtype in _CACHE_DTYPES:
-                view = self._pool.view(declared.name, slots)
-                binding.bind_input(declared.name, "cpu", 0, view.dtype, view.shape, view.ctypes.data)
         for declared in self._record.contract.outputs:
             if declared.alias is not None:
                 view = self._pool.view(declared.alias, slots)
+                binding.bind_input(declared.alias, "cpu", 0, view.dtype, view.shape, view.ctypes.data)
                 binding.bind_output(declared.name, "cpu", 0, view.dtype, view.shape, view.ctypes.data)
         return binding
 
@@ -69,6 +69,7 @@ class OrtCpuSession:
         self._dims = manifest.dims
         self._one_pass = manifest.boundary == "one-pass"
         self._has_context_rows = self._one_pass and manifest.plan.num_tail_layers > 0
+        self._images = ImageBindings.of(manifest.prefill.contract)
         pool = KVCachePool(manifest.cache, manifest.limits.max_batch_size, _CACHE_DTYPES[manifest.cache.dtype])
         own = own_weights(directory, weights, manifest)
         self._prefill = _Graph(_load(directory / manifest.prefill.file, weights, own, threads), manifest.prefill, pool)
@@ -77,19 +78,28 @@ class OrtCpuSession:
             self._decode = _Graph(_load(directory / manifest.decode.file, weights, {}, threads), manifest.decode, pool)
 
     def prefill(
-        self, slot: int, token_ids: NDArray[np.int64], cache_len: int, num_boundary: int
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        cache_len: int,
+        num_boundary: int,
+        images: ImageRows | None = None,
     ) -> NDArray[np.float32]:
         """See Session."""
-        inputs = _token_inputs(token_ids[None], np.array([cache_len]))
+        inputs = self._token_inputs(token_ids[None], np.array([cache_len]), images)
         logits = self._add_rows(inputs, num_boundary) if self._one_pass else None
         self._prefill.run(SlotRange(slot, 1), inputs, logits)
         return np.empty((0, self._dims.vocab_size), np.float32) if logits is None else logits[0]
 
     def decode(
-        self, slots: SlotRange, token_ids: NDArray[np.int64], cache_lens: NDArray[np.int64]
+        self,
+        slots: SlotRange,
+        token_ids: NDArray[np.int64],
+        cache_lens: NDArray[np.int64],
+        images: ImageRows | None = None,
     ) -> NDArray[np.float32]:
         """See Session."""
-        inputs = _token_inputs(token_ids, cache_lens)
+        inputs = self._token_inputs(token_ids, cache_lens, images)
         if self._decode is self._prefill:
             logits = self._add_rows(inputs, token_ids.shape[1])
         else:
@@ -101,22 +111,25 @@ class OrtCpuSession:
         """See Session."""
         del self._prefill, self._decode
 
-    def _add_rows(self, inputs: dict[str, NDArray[np.int64]], num_boundary: int) -> NDArray[np.float32]:
+    def _token_inputs(
+        self, token_ids: NDArray[np.int64], cache_lens: NDArray[np.int64], images: ImageRows | None
+    ) -> dict[str, NDArray[np.generic]]:
+        inputs: dict[str, NDArray[np.generic]] = {
+            io.INPUT_IDS: np.ascontiguousarray(token_ids),
+            io.POSITION_IDS: cache_lens[:, None] + np.arange(token_ids.shape[1]),
+            io.CACHE_LEN: np.ascontiguousarray(cache_lens),
+        }
+        if self._images is not None:
+            self._images.add(inputs, images)
+        return inputs
+
+    def _add_rows(self, inputs: dict[str, NDArray[np.generic]], num_boundary: int) -> NDArray[np.float32]:
         """Say which rows are the boundary, and make room for their logits."""
         batch, rows = inputs[io.INPUT_IDS].shape
         if self._has_context_rows:
             inputs[io.CONTEXT_ROWS] = np.arange(rows - num_boundary)
         inputs[io.BOUNDARY_ROWS] = np.arange(rows - num_boundary, rows)
         return np.empty((batch, num_boundary, self._dims.vocab_size), np.float32)
-
-
-def _token_inputs(token_ids: NDArray[np.int64], cache_lens: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    positions = cache_lens[:, None] + np.arange(token_ids.shape[1])
-    return {
-        io.INPUT_IDS: np.ascontiguousarray(token_ids),
-        io.POSITION_IDS: positions,
-        io.CACHE_LEN: np.ascontiguousarray(cache_lens),
-    }
 
 
 def _load(

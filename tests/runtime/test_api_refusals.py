@@ -9,6 +9,7 @@ import pytest
 from cli_fixtures import MAX_SEQ_LEN, NUM_SLOTS, VOCAB_SIZE, CliKit
 from pop_engine.configs.errors import UsageError
 from pop_engine.runtime import Engine, SamplingParams
+from pop_engine.runtime.messages import ImagePart
 
 pytest_plugins = ["cli_plugin"]
 
@@ -19,6 +20,8 @@ def loaded(cli_kit: CliKit) -> Iterator[Engine]:
         yield engine
 
 
+TEXT_ONLY = "images: this model takes text only, as plain strings; leave them out, or build a vision-language model"
+IMAGE_PART: ImagePart = {"type": "image", "image": "a.png"}
 CALLS: dict[str, tuple[Callable[[Engine], object], str]] = {
     "no tokens": (lambda e: e.generate([]), "prompt: empty; expected at least one token"),
     "empty text": (lambda e: e.generate(""), "prompt: empty; expected at least one token"),
@@ -34,6 +37,12 @@ CALLS: dict[str, tuple[Callable[[Engine], object], str]] = {
     "half a surrogate pair": (lambda e: e.generate("ab\ud800"), "prompt: U+D800 at character 2 is half of a surrogate"),
     "no messages": (lambda e: e.chat([]), "messages: the list is empty; expected at least one"),
     "message without a role": (lambda e: e.chat([{"content": "a"}]), "messages[0]: has no 'role'"),  # type: ignore[typeddict-item]
+    "image to a text model": (lambda e: e.generate([5], images=[b"x"]), TEXT_ONLY),
+    "image in a message to a text model": (lambda e: e.chat([{"role": "user", "content": [IMAGE_PART]}]), TEXT_ONLY),
+    "image beside a message to a text model": (
+        lambda e: e.chat([{"role": "user", "content": "a"}], images=["a.png"]),
+        TEXT_ONLY,
+    ),
     "slot never allocated": (lambda e: e.prefill(0, [5]), "slot 0: not allocated; expected one that allocate_slot"),
     "slot that does not exist": (lambda e: e.prefill(99, [5]), "slot 99: not allocated"),
     "negative slot": (lambda e: e.decode_step([-1], [5]), "slot -1: not allocated"),

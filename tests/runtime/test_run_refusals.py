@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 from cli_fixtures import MAX_SEQ_LEN, WEIGHTS, CliKit, Refusal, change_json, in_process_of_its_own, one_line
@@ -144,11 +145,14 @@ def test_engine_that_is_no_folder(prompt: Path, refusal: Refusal, name: str) -> 
     assert refusal("pop-run", path, prompt) == (2, message)
 
 
-def test_target_that_this_version_does_not_run(cli_engine: Path, prompt: Path, refusal: Refusal) -> None:
+def test_target_that_the_installed_packages_do_not_run(cli_engine: Path, prompt: Path, refusal: Refusal) -> None:
     edit_manifest(cli_engine, target={"name": "ort-cuda", "versions": {}, "decode_with": "decode"})
     code, message = refusal("pop-run", cli_engine, prompt)
     assert code == 1
-    assert message == f"{cli_engine}: target ort-cuda is not supported by this version; build for ort-cpu"
+    assert message == (
+        f"target ort-cuda: the onnxruntime {ort.__version__} here has no CUDAExecutionProvider; "
+        "`pip uninstall -y onnxruntime; pip install --force-reinstall 'onnxruntime-gpu>=1.31,<2'`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,6 +191,7 @@ def test_prompt_that_is_too_long(cli_kit: CliKit, prompt: Path, refusal: Refusal
     )
 
 
+TEXT_ONLY = "images: this model takes text only, as plain strings; leave them out, or build a vision-language model"
 FLAGS: list[tuple[list[str], str]] = [
     (["--temperature", "-1"], "temperature -1.0: expected a number from 0 to 100"),
     (["--temperature", "nan"], "temperature nan: expected a number from 0 to 100"),
@@ -203,6 +208,10 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--threads", "0"], "threads 0: expected a whole number of at least 1, or none for all cores"),
     (["--logprobs", "2"], "--logprobs: only shown with --json; add it"),
     (["--batch", "b.jsonl"], "give either a prompt (PROMPT.txt or -) or --batch FILE.jsonl"),
+    (["--image", "a.png"], TEXT_ONLY),
+    (["--image", "a.png", "--no-chat"], TEXT_ONLY),
+    (["--video", "frames"], TEXT_ONLY),
+    (["--video", "frames", "--frame-rate", "-1"], "video frames: frame rate -1.0: expected a number above 0"),
     (
         ["--system", "Be brief.", "--no-chat"],
         "--system 'Be brief.': --no-chat is given; put the text into the prompt instead",
@@ -220,6 +229,11 @@ def test_system_message_without_a_template(cli_engine: Path, prompt: Path, refus
     edit_manifest(cli_engine, tokenizer=tokenizer | {"chat_template": None})
     code, message = refusal("pop-run", cli_engine, prompt, "--system", "s")
     assert (code, message) == (2, "--system 's': the model has no chat template; put the text into the prompt instead")
+
+
+def test_image_beside_a_batch(cli_kit: CliKit, refusal: Refusal) -> None:
+    message = '--image, --video: not with --batch; write "images" into its lines'
+    assert refusal("pop-run", cli_kit.engine, "--batch", "b.jsonl", "--image", "a.png") == (2, message)
 
 
 def test_neither_prompt_nor_batch(cli_kit: CliKit, refusal: Refusal) -> None:
@@ -249,6 +263,7 @@ LINES: list[tuple[bytes, str]] = [
     (b"{}", ", line 1: expected a non-empty text as prompt, found None"),
     (b'{"prompt": " "}', ", line 1: expected a non-empty text as prompt, found ' '"),
     (b'{"prompt": 5}', ", line 1: expected a non-empty text as prompt, found 5"),
+    (b'{"prompt": "a", "images": "b"}', ", line 1: expected a list of paths or data: URLs as images, found 'b'"),
     (b'{"prompt": "a", "system": 5}', ", line 1: expected a text as system, found 5"),
     (b'{"prompt": "a", "max_tokens": 0}', ", line 1: max_tokens 0: expected a whole number of at least 1"),
     (b'{"prompt": "a", "temperature": "hot"}', ", line 1: Expected `float`, got `str` - at `$.temperature`"),

@@ -1,24 +1,19 @@
 """A real model: SmolLM2-135M-Instruct's engines against Hugging Face's generate, and against the reference of POP."""
 
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
-from engine_kit import taken_slots
 from pop_engine.runtime import Engine, SamplingParams
 from pop_reference import greedy
+from real_model_kit import MAX_LOGIT_ERROR, check_full_engine, engine_greedy, hf_logits
 
 pytestmark = pytest.mark.smollm2
 
-NUM_NEW_TOKENS = 64
-MAX_LOGIT_ERROR = 1e-3
 # Prompt lengths in tokens, and the text each is cut from.
 LENGTHS = (5, 6, 8, 11, 16, 23, 32, 47, 64, 90, 128, 150, 200, 256, 300, 400, 512, 700, 1024, 1500)
 TEXTS = (
@@ -73,14 +68,6 @@ agreed on who should pay. The older maps give it to the parish, the newer ones t
 )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Greedy tokens, and the logits [64, vocab_size] that chose them."""
-
-    token_ids: list[int]
-    logits: NDArray[np.float32]
-
-
 def prompt_of(engine: Engine, num_tokens: int, index: int) -> list[int]:
     """The last `num_tokens` tokens of a text, repeated until it is long enough."""
     token_ids: list[int] = []
@@ -91,63 +78,13 @@ def prompt_of(engine: Engine, num_tokens: int, index: int) -> list[int]:
     return token_ids[-num_tokens:]
 
 
-def engine_greedy(engine: Engine, prompt: list[int], num_tokens: int = NUM_NEW_TOKENS) -> Answer:
-    """Through prefill and decode_step, to see the logits."""
-    with taken_slots(engine, 1) as (slot,):
-        rows = [engine.prefill(slot, prompt)]
-        while len(rows) < num_tokens:
-            rows.append(engine.decode_step([slot], [int(rows[-1].argmax())])[0])
-    return Answer([int(row.argmax()) for row in rows], np.stack(rows))
-
-
-def hf_greedy(model: Any, prompt: list[int]) -> Answer:
-    """Hugging Face's generate. No end token stops it, as the engine ignores them too."""
-    model.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0, eos_token_id=None, bos_token_id=None
-    )
-    given = torch.tensor([prompt])
-    with torch.no_grad():
-        result = model.generate(
-            given, attention_mask=torch.ones_like(given), output_logits=True, return_dict_in_generate=True
-        )
-    return Answer(result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits).numpy())
-
-
-@torch.no_grad()
-def hf_logits(model: Any, prompt: list[int], continuation: list[int]) -> NDArray[np.float32]:
-    """Logits that follow the prompt and every token of a continuation but its last."""
-    logits = model(torch.tensor([prompt + continuation[:-1]]), logits_to_keep=len(continuation)).logits[0]
-    return np.asarray(logits.numpy())
-
-
-def check_near_ties(found: Answer, expected: NDArray[np.float32], where: str) -> None:
-    """Every token is the reference's own best, or the two that compete are closer than rounding and that is said."""
-    for step, token_id in enumerate(found.token_ids):
-        best = int(expected[step].argmax())
-        if token_id != best:
-            margin = float(expected[step, best] - expected[step, token_id])
-            assert margin < 2 * MAX_LOGIT_ERROR, f"{where}, step {step}: {token_id} instead of {best} by {margin:.3g}"
-            warnings.warn(f"{where}, step {step}: tokens {best} and {token_id} are {margin:.2g} apart", stacklevel=2)
-
-
 @pytest.mark.parametrize(("index", "num_tokens"), list(enumerate(LENGTHS)))
 def test_full_engine_is_hugging_face(
     smollm2_full_engine: Engine, smollm2_hf_model: Any, index: int, num_tokens: int
 ) -> None:
     prompt = prompt_of(smollm2_full_engine, num_tokens, index)
     assert len(prompt) == num_tokens
-    found, expected = engine_greedy(smollm2_full_engine, prompt), hf_greedy(smollm2_hf_model, prompt)
-    assert len(found.token_ids) == len(expected.token_ids) == NUM_NEW_TOKENS
-    differs = [i for i, pair in enumerate(zip(found.token_ids, expected.token_ids, strict=True)) if pair[0] != pair[1]]
-    # Up to the first difference both saw the same tokens.
-    num_shared = differs[0] + 1 if differs else NUM_NEW_TOKENS
-    errors = np.abs(found.logits[:num_shared] - expected.logits[:num_shared]).max(axis=1)
-    print(f"{num_tokens} tokens: logit error {errors[0]:.2g} at prefill, {errors[1:].max(initial=0):.2g} at decode")
-    assert errors.max() < MAX_LOGIT_ERROR
-    if differs:
-        own = hf_logits(smollm2_hf_model, prompt, found.token_ids)
-        assert np.abs(found.logits - own).max() < MAX_LOGIT_ERROR
-        check_near_ties(found, own, f"prompt of {num_tokens} tokens")
+    check_full_engine(smollm2_full_engine, smollm2_hf_model, prompt)
 
 
 @pytest.mark.parametrize("num_tokens", [8, 150])
