@@ -5,12 +5,24 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
 from pop_engine.configs.errors import EngineError
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
+
+
+class Reply(Protocol):
+    """What every worker says of itself with each reply."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that its process has held."""
+        ...
+
+
+AnyReply = TypeVar("AnyReply", bound=Reply)
 
 
 class WorkerProcess:
@@ -23,16 +35,20 @@ class WorkerProcess:
     def __init__(self, command: Sequence[str], name: str) -> None:
         """Start the worker and wait until it has loaded. Raises EngineError where it ends instead."""
         self._name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
         try:
-            self.peak_memory_bytes = self._receive().peak_memory_bytes
+            self.peak_memory_bytes = self._receive(BenchReply).peak_memory_bytes
             self._pause()
         except BaseException:
             self.close()
             raise
 
     def ask(self, request: BenchRequest) -> BenchReply:
-        """Wake the worker for one request. Raises EngineError where it ends without a reply."""
+        """Wake a benchmark's worker for one request. Raises EngineError where it ends without a reply."""
+        return self.ask_for(request, BenchReply)
+
+    def ask_for(self, request: object, reply_type: type[AnyReply]) -> AnyReply:
+        """Wake the worker for a request of any type that msgspec encodes. Raises as `ask` does."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
         try:
@@ -40,7 +56,7 @@ class WorkerProcess:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
-        reply = self._receive()
+        reply = self._receive(reply_type)
         self._pause()
         self.peak_memory_bytes = reply.peak_memory_bytes
         return reply
@@ -58,12 +74,12 @@ class WorkerProcess:
     ) -> None:
         self.close()
 
-    def _receive(self) -> BenchReply:
+    def _receive(self, reply_type: type[AnyReply]) -> AnyReply:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
-        return msgspec.json.decode(line, type=BenchReply)
+        return msgspec.json.decode(line, type=reply_type)
 
     def _pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)

@@ -1,0 +1,48 @@
+"""`pop-eval`: what POP does to the answers on a user's own prompts, and how much sooner they begin."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pop_engine.configs.errors import exit_with_message
+from pop_engine.tools.evaluation.options import EvalOptions, parse_options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Exit code 1 where --max-loss is given and not kept."""
+    return exit_with_message("pop-eval", lambda: _run(parse_options(argv)))
+
+
+def _run(options: EvalOptions) -> int:
+    # The tokenizer and the report's library take a while to import: not for --help.
+    from pop_engine.tools.evaluation.report import result_page, sweep_page
+    from pop_engine.tools.evaluation.run import evaluate
+    from pop_engine.tools.evaluation.sweep import sweep
+    from pop_engine.tools.evaluation.table import format_result, format_sweep
+
+    if options.sweep is None:
+        result = evaluate(options)
+        _write(options.json_file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        _write(options.html_file, result_page(result).encode())
+        print(format_result(result))
+        return 1 if result.within_max_loss is False else 0
+    swept = sweep(options)
+    _write(options.json_file, msgspec.json.format(msgspec.json.encode(swept), indent=2) + b"\n")
+    _write(options.html_file, sweep_page(swept).encode())
+    print(format_sweep(swept))
+    return 1 if swept.setting.max_loss_percent is not None and swept.longest is None else 0
+
+
+def _write(path: Path | None, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    if path is None:
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

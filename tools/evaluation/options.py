@@ -1,0 +1,143 @@
+"""What a user asks of pop-eval, checked before minutes are spent on it."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pop_engine.configs.errors import UsageError
+from pop_engine.configs.manifest import MANIFEST_NAME
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Which tails to build, and how. `calibrate` is a text file or `self`; `work_dir` keeps what was built."""
+
+    tail_layers: tuple[int, ...]
+    calibrate: str | None
+    calibrate_tokens: int | None
+    boundary_window: int | None
+    max_seq_len: int | None
+    work_dir: Path | None
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """The command line. `subject` is an engine directory, or with `sweep` a model; `max_loss` is in percent."""
+
+    subject: str
+    against: str | None
+    data: Path
+    context_len: int | None
+    max_tokens: int
+    limit: int | None
+    chat: bool
+    max_loss: float | None
+    threads: int | None
+    json_file: Path | None
+    html_file: Path | None
+    sweep: SweepOptions | None
+
+
+def parse_options(argv: Sequence[str] | None) -> EvalOptions:
+    """Read the command line. Raises UsageError for what cannot be meant."""
+    found = _parser().parse_args(argv)
+    options = EvalOptions(
+        subject=found.subject,
+        against=found.against,
+        data=found.data,
+        context_len=found.context_len,
+        max_tokens=found.max_tokens,
+        limit=found.limit,
+        chat=not found.no_chat,
+        max_loss=found.max_loss,
+        threads=found.threads,
+        json_file=found.json,
+        html_file=found.html,
+        sweep=_sweep(found),
+    )
+    _check(options)
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pop-eval",
+        description="What POP does to the answers on your own prompts, and how much sooner they begin.",
+        epilog='Lines of FILE.jsonl: {"prompt": "…", "answer": "…"}, {"prompt": "…"} or {"text": "…"}.',
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("subject", metavar="ENGINE|MODEL", help="engine directory; with --sweep the model to build engines from")
+    add("--against", metavar="FULL_ENGINE|MODEL", help="built with --tail-layers 0, or the model to build it from")
+    add("--data", required=True, type=Path, metavar="FILE.jsonl", help="prompts, with or without answers, or texts")
+    add("--context-len", type=_count, metavar="N", help="tokens kept of a prompt (the last) or a text (the first)")
+    add("--max-tokens", type=_count, default=64, metavar="N", help="answer tokens scored and generated (default: 64)")
+    add("--limit", type=_count, metavar="N", help="only the first N lines")
+    add("--no-chat", action="store_true", help="prompts as they are, without the chat template")
+    add("--max-loss", type=float, metavar="PCT", help="exit with 1 where POP loses more of the context's benefit")
+    add("--threads", type=_count, metavar="N", help="threads (default: the cores this process may use)")
+    add("--json", type=Path, metavar="FILE", help="write everything to this file")
+    add("--html", type=Path, metavar="FILE", help="write a report with plots and the worst cases, in one file")
+    sweep = parser.add_argument_group("sweep over tail lengths")
+    sweep.add_argument("--sweep", type=_tails, metavar="N,N", help="build and measure these tails of MODEL")
+    sweep.add_argument("--calibrate", metavar="FILE|self", help="also each tail calibrated on this text")
+    sweep.add_argument("--calibrate-tokens", type=_count, metavar="N", help="tokens to fit on (default: 33000)")
+    sweep.add_argument("--boundary-window", type=_count, metavar="W", help="prompt tokens that go through the tail")
+    sweep.add_argument("--max-seq-len", type=_count, metavar="N", help="tokens a slot holds")
+    sweep.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the engines here, and use those that are")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def _tails(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers between commas, like 0,3,6,10")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _sweep(found: argparse.Namespace) -> SweepOptions | None:
+    flags = ("calibrate", "calibrate_tokens", "boundary_window", "max_seq_len", "work_dir")
+    if found.sweep is None:
+        for name in flags:
+            if getattr(found, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')}: only used with --sweep; leave it out, or add --sweep")
+        return None
+    return SweepOptions(found.sweep, *(getattr(found, name) for name in flags))
+
+
+def _check(options: EvalOptions) -> None:
+    is_engine = (Path(options.subject) / MANIFEST_NAME).is_file()
+    if options.sweep is None and options.against is None:
+        raise UsageError("--against: missing; give the full engine (--tail-layers 0), or the model to build it from")
+    if options.sweep is not None:
+        if is_engine:
+            raise UsageError(f"{options.subject}: is an engine; --sweep builds engines itself, so give it the model")
+        _check_calibrate(options.sweep, options.data)
+    if options.max_loss is not None and not 0 <= options.max_loss <= 100:
+        raise UsageError(f"--max-loss {options.max_loss:g}: expected a percentage from 0 to 100")
+    for flag, path in (("--json", options.json_file), ("--html", options.html_file)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{flag} {path}: the folder {path.parent} does not exist; make it first")
+        if path is not None and path.is_dir():
+            raise UsageError(f"{flag} {path}: is a folder; give a file name")
+
+
+def _check_calibrate(sweep: SweepOptions, data: Path) -> None:
+    if sweep.calibrate is None:
+        if sweep.calibrate_tokens is not None:
+            raise UsageError("--calibrate-tokens: only used with --calibrate; leave it out, or add --calibrate")
+        return
+    if sweep.calibrate == "self":
+        return
+    path = Path(sweep.calibrate)
+    if not path.is_file():
+        raise UsageError(f"--calibrate {path}: no such file; give a .txt or .jsonl, or self")
+    if data.is_file() and path.samefile(data):
+        raise UsageError(f"--calibrate {path}: is the text to be scored, which would flatter it; give other text")
