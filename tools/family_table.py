@@ -6,17 +6,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_RESULTS = Path(__file__).resolve().parent.parent / "tests" / "families" / "results.json"
+_FAMILIES = Path(__file__).resolve().parent.parent / "tests" / "families"
 _BEGIN, _END = "<!-- families: made by tools/family_table.py -->", "<!-- /families -->"
 
 
 def main() -> int:
     """Print the table, or put it between its marks in a Markdown file."""
     parser = argparse.ArgumentParser(prog="family_table", description=__doc__)
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="what tests/families recorded")
+    parser.add_argument("--results", type=Path, default=_FAMILIES, help="folder where tests/families recorded")
     parser.add_argument("--into", type=Path, metavar="FILE", help="a Markdown file with the marks")
     options = parser.parse_args()
-    table = family_table(json.loads(options.results.read_text(encoding="utf-8")))
+    results, plans = (
+        json.loads((options.results / name).read_text(encoding="utf-8"))
+        for name in ("results.json", "tensorrt_rtx.json")
+    )
+    table = family_table(results, plans)
     if options.into is None:
         print(table)
         return 0
@@ -29,12 +33,19 @@ def main() -> int:
     return 0
 
 
-def family_table(results: dict[str, dict[str, Any]]) -> str:
-    """One line a family: what it is there for, and whether it works on ort-cpu or with which words it is refused."""
-    lines = ["| family | what it adds | ort-cpu |", "|---|---|---|"]
+def family_table(results: dict[str, dict[str, Any]], plans: dict[str, str]) -> str:
+    """One line a family: what it is there for, and whether it works on a target or with which words it is refused.
+
+    `plans` has the outcome on tensorrt-rtx by family; a family that it lacks was not compiled.
+    """
+    lines = ["| family | what it adds | ort-cpu | tensorrt-rtx, compiled |", "|---|---|---|---|"]
     for name, result in results.items():
         outcome = f"refused: {result['refusal']}" if "refusal" in result else "works"
-        lines.append(f"| `{name}` | {result['features']} | {outcome} |")
+        compiled = plans.get(name, "not tried")
+        # A model that no target can have says so once.
+        compiled = compiled if compiled == "works" or "refusal" not in result else "refused too"
+        prefix = "refused: " if compiled not in ("works", "not tried", "refused too") else ""
+        lines.append(f"| `{name}` | {result['features']} | {outcome} | {prefix}{compiled} |")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ _MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_atte
 _WINDOW = {"sliding_window": 8}
 _MIXED_WINDOWS = {**_WINDOW, "num_hidden_layers": 4, "layer_types": _MIXED}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_WIDTHS = ("hidden_size", "head_dim", "global_head_dim", "word_embed_proj_dim")
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -39,10 +40,24 @@ class Family:
     refused: str = ""
     full_prefill: bool = False
 
-    def config(self) -> PretrainedConfig:
-        """The tiny config."""
-        config: PretrainedConfig = CONFIG_MAPPING[self.model_type or self.name](**{**_COMMON, **self.options})
+    def config(self, *, is_wide: bool = False) -> PretrainedConfig:
+        """The tiny config. `is_wide` doubles the size of heads: TensorRT has no kernel for heads of 8."""
+        options = {**_COMMON, **self.options}
+        config: PretrainedConfig = CONFIG_MAPPING[self.model_type or self.name](
+            **(_widen(options) if is_wide else options)
+        )
         return config
+
+
+def _widen(options: dict[str, Any]) -> dict[str, Any]:
+    wide = {name: 2 * options[name] for name in _WIDTHS if name in options}
+    if any(isinstance(value, list) for value in options.get("rope_parameters", {}).values()):
+        # A factor for each pair of a head.
+        rope = {
+            name: 2 * value if isinstance(value, list) else value for name, value in options["rope_parameters"].items()
+        }
+        wide["rope_parameters"] = rope
+    return {**options, **wide}
 
 
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
