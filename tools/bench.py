@@ -17,9 +17,10 @@ from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import DType, Manifest
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
 from pop_engine.tools.bench_options import BenchOptions, check_pair, parse_options
-from pop_engine.tools.bench_result import BenchResult, DecodeRow, Spread, TtftRow, describe_engine_facts, format_result
+from pop_engine.tools.bench_result import BenchResult, DecodeRow, TtftRow, describe_engine_facts, format_result
 from pop_engine.tools.bound import matmul_bound, roofline_bound, ttft_bound
 from pop_engine.tools.machine import describe_machine
+from pop_engine.tools.spread import Spread
 from pop_engine.tools.worker_process import WorkerProcess
 
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Prefill each prompt into a slot of its own, then decode all of them together, greedily."""
+    """Prefill each prompt into a slot of its own, then decode all of them together, greedily.
+
+    The `num_settling_steps` first decode steps are not timed; `num_decode_steps` follow that are.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     num_decode_steps: int = 0
+    num_settling_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ def measure(engine: Engine, request: BenchRequest) -> BenchReply:
         start = time.perf_counter()
         tokens.append(int(np.argmax(engine.prefill(slot, prompt))))
         ttft_ms.append(_milliseconds_since(start))
-    for _ in range(request.num_decode_steps):
+    for _ in range(request.num_settling_steps + request.num_decode_steps):
         start = time.perf_counter()
         tokens = np.argmax(engine.decode_step(slots, tokens), axis=-1).tolist()
         step_ms.append(_milliseconds_since(start))
     for slot in slots:
         engine.free_slot(slot)
-    return BenchReply(tuple(ttft_ms), tuple(step_ms), peak_memory_bytes())
+    return BenchReply(tuple(ttft_ms), tuple(step_ms[request.num_settling_steps :]), peak_memory_bytes())
 
 
 def _milliseconds_since(start: float) -> float:

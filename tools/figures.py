@@ -14,9 +14,10 @@ from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
 from pop_engine.tools.bench_memory import MemoryResult
-from pop_engine.tools.bench_result import BenchResult, Spread
+from pop_engine.tools.bench_result import BenchResult
 from pop_engine.tools.calibration_table import CalibrationTable
 from pop_engine.tools.machine import Machine
+from pop_engine.tools.spread import Spread
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
@@ -55,9 +56,12 @@ def render_figures(folder: Path) -> str:
 def _machine(machine: Machine) -> str:
     return (
         f"Measured on {machine.num_cores} cores of an {machine.cpu_model} ({machine.memory_bytes / 1e9:.0f} GB), "
-        f"ONNX Runtime {machine.onnxruntime_version}, fp32, commit `{machine.commit}`, {machine.date[:10]}, "
-        "by `make bench`. The files are in `benchmarks/`."
+        f"ONNX Runtime {machine.onnxruntime_version}, fp32, by `make bench`. The files are in `benchmarks/`."
     )
+
+
+def _origin(machine: Machine) -> str:
+    return f"(`{machine.commit}`, {machine.date[:10]})"
 
 
 def _ttft(result: BenchResult) -> str:
@@ -76,7 +80,8 @@ def _ttft(result: BenchResult) -> str:
     return (
         f"**Time to the first token**, {result.pop.model}, {result.pop.num_tail_layers} tail layers, "
         f"{result.pop.boundary}; median (10th to 90th percentile) of {result.ttft[0].pop.count} alternating runs. "
-        "The bound counts the floating-point operations of all matrix products, attention's included.\n\n"
+        "The bound counts the floating-point operations of all matrix products, attention's included. "
+        f"{_origin(result.machine)}\n\n"
         + _table(header, rows)
     )
 
@@ -94,7 +99,7 @@ def _decode(result: DecodeResult) -> str:
     header = ["batch", "engine, ms a step", "decode graph alone, ms a step", "ratio"]
     return (
         f"**Decode**: the engine's one session against a plain session of `decode.onnx`, {result.context_len} tokens "
-        "in each slot.\n\n" + _table(header, rows)
+        f"in each slot. {_origin(result.machine)}\n\n" + _table(header, rows)
     )
 
 
@@ -108,7 +113,7 @@ def _memory(result: MemoryResult) -> str:
         for row in result.rows
     ]
     header = ["boundary", "weights, MB", "cache used, MB", "peak of `pop-run`, MB", "1.15 × weights + cache + 200, MB"]
-    return f"**Memory**, {result.rows[0].num_tokens} tokens.\n\n" + _table(header, rows)
+    return f"**Memory**, {result.rows[0].num_tokens} tokens. {_origin(result.machine)}\n\n" + _table(header, rows)
 
 
 def _builds(result: BuildsResult) -> str:
@@ -121,7 +126,7 @@ def _builds(result: BuildsResult) -> str:
         ]
         for row in result.rows
     ]
-    return "**Builds**, verification included.\n\n" + _table(
+    return f"**Builds**, verification included. {_origin(result.machine)}\n\n" + _table(
         ["command", "seconds", "peak of all processes, MB", "weights, MB"], rows
     )
 
@@ -142,7 +147,7 @@ def _calibration(result: CalibrationTable) -> str:
         f"documents, {result.context_len} tokens of context, the continuation scored by the full model; maps fitted on "
         f"{result.num_fit_tokens:,} tokens. Without context the loss is {result.nll_without_context:.3f} nats a token, "
         f"with the full model {result.nll_full:.3f}; the benefit kept is the share of that gap. "
-        f"({result.machine.date[:10]}, `tools/calibration_table.py`, text from `tools/local_text.py`.)\n\n"
+        f"By `tools/calibration_table.py`, text from `tools/local_text.py`. {_origin(result.machine)}\n\n"
         + _table(["tail layers", "prefill", "boundary window", "loss", "benefit kept"], rows)
     )
 

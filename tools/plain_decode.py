@@ -48,14 +48,15 @@ def measure(session: ort.InferenceSession, manifest: Manifest, request: BenchReq
     """Time decode steps over caches that hold as many tokens as the prompts have; what they hold does not matter."""
     batch = len(request.prompts)
     lengths = np.array([len(prompt) for prompt in request.prompts])
+    num_steps = request.num_settling_steps + request.num_decode_steps
     binding, caches = _bind(session, manifest, batch)
     for cache in caches.values():
         # Written once: pages that were never touched are all one page of zeros, and reading them costs nothing.
-        cache[:, :, : lengths.max() + request.num_decode_steps] = 0.5
+        cache[:, :, : lengths.max() + num_steps] = 0.5
     logits = np.empty((batch, 1, manifest.dims.vocab_size), np.float32)
     tokens = np.ones((batch, 1), np.int64)
     step_ms = []
-    for _ in range(request.num_decode_steps):
+    for _ in range(num_steps):
         start = time.perf_counter()
         inputs = {io.INPUT_IDS: tokens, io.POSITION_IDS: lengths[:, None].copy(), io.CACHE_LEN: lengths}
         for name, value in inputs.items():
@@ -66,7 +67,7 @@ def measure(session: ort.InferenceSession, manifest: Manifest, request: BenchReq
         lengths = lengths + 1
         step_ms.append((time.perf_counter() - start) * 1000)
     del caches
-    return BenchReply((), tuple(step_ms), peak_memory_bytes())
+    return BenchReply((), tuple(step_ms[request.num_settling_steps :]), peak_memory_bytes())
 
 
 def _bind(

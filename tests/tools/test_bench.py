@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from pop_engine.configs.errors import EngineError, UsageError
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.io_contract import CacheShape, GraphContract, KVShape
 from pop_engine.configs.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     BuildRecord,
-    GraphRecord,
     Limits,
     Manifest,
     ModelSource,
@@ -28,8 +28,9 @@ from pop_engine.tools import bench as bench_module
 from pop_engine.tools.bench import Contest, main, measure
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
 from pop_engine.tools.bench_options import check_pair, parse_options
-from pop_engine.tools.bench_result import BenchResult, Spread, format_result
+from pop_engine.tools.bench_result import BenchResult, format_result
 from pop_engine.tools.bound import ttft_bound
+from pop_engine.tools.spread import Spread
 from pop_engine.tools.worker_process import WorkerProcess
 
 GRAPH = GraphRecord("graph.onnx", GraphContract((), ()), {})
