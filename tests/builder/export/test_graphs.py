@@ -19,11 +19,18 @@ SMOLLM2: Plan = (30, 10)
 plans = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"tail{plan[1]}of{plan[0]}")
 
 
+def branch(choice: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    """A branch of an If."""
+    found: onnx.GraphProto = next(attribute.g for attribute in choice.attribute if attribute.name == name)
+    return found
+
+
 @dataclass
 class Graph:
-    """One graph of an engine, without its weights."""
+    """One graph of an engine without its weights; `nodes` includes those that run only for context rows."""
 
     path: Path
+    choices: list[onnx.NodeProto] = field(init=False)
     nodes: list[onnx.NodeProto] = field(init=False)
     makers: dict[str, onnx.NodeProto] = field(init=False)
     weights: dict[str, tuple[str, ...]] = field(init=False)
@@ -31,8 +38,9 @@ class Graph:
 
     def __post_init__(self) -> None:
         graph = onnx.load(str(self.path), load_external_data=False).graph
-        self.nodes = list(graph.node)
-        self.makers = {output: node for node in graph.node for output in node.output if output}
+        self.choices = [node for node in graph.node if node.op_type == "If"]
+        self.nodes = [*graph.node, *(node for choice in self.choices for node in branch(choice, "then_branch").node)]
+        self.makers = {output: node for node in self.nodes for output in node.output if output}
         self.weights = {
             weight.name: tuple(sorted(f"{entry.key}={entry.value}" for entry in weight.external_data))
             for weight in graph.initializer
@@ -149,6 +157,25 @@ def check_one_pass_rows(prefill: Graph, plan: Plan) -> None:
     assert len(writes) == 2 * num_tail_layers
     assert all(prefill.sources(node.input[1]) == {CONTEXT_ROWS} for node in writes)
     assert prefill.sources("logits") == {BOUNDARY_ROWS}
+
+
+@plans
+def test_a_decode_step_skips_the_context_rows_part(tiny: TinyModels, plan: Plan) -> None:
+    prefill = Graph(tiny.directory(plan, "one-pass") / "prefill.onnx")
+    assert len(prefill.choices) == (1 if plan[1] else 0)
+    for choice in prefill.choices:
+        written, kept = (branch(choice, name) for name in ("then_branch", "else_branch"))
+        assert {node.op_type for node in kept.node} == {"Identity"}
+        # What is kept is the cache that is written otherwise.
+        writes = {node.output[0]: node.input[0] for node in written.node if node.op_type == CACHE_WRITE}
+        handed_on = {node.output[0]: node.input[0] for node in kept.node}
+        assert [writes[value.name] for value in written.output] == [handed_on[value.name] for value in kept.output]
+        assert sum(node.op_type in PRODUCTS for node in written.node) == 2 * plan[1]
+        outside = [node for node in prefill.nodes if node not in written.node]
+        of_context = [
+            node for node in outside if any(prefill.sources(name) == {CONTEXT_ROWS} for name in node.input[:1])
+        ]
+        assert {node.op_type for node in of_context} == {"Size", "Greater", "If"}
 
 
 @plans
