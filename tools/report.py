@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.io_contract import Binding
 from pop_engine.configs.manifest import (
     BuildRecord,
     FileRecord,
-    GraphRecord,
     Manifest,
     TargetRecord,
     VerificationRecord,
@@ -19,6 +19,7 @@ from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.tools.calibration_report import calibration_lines
 from pop_engine.tools.plan_report import plan_lines
 from pop_engine.tools.table import align_rows, format_bytes
+from pop_engine.tools.vision_report import vision_lines
 
 TRUNK_MARK, TAIL_MARK = "█", "░"
 _INDENT = " " * 10
@@ -33,10 +34,11 @@ def describe_engine(manifest: Manifest, directory: Path, width: int) -> str:
         *_section("layers", [*draw_plan(manifest.plan, width - len(_INDENT)), *_phase_lines(manifest)]),
         *_section("target", [_describe_target(manifest.target)]),
         *_section("tail", calibration_lines(manifest.calibration)),
+        *_section("images", vision_lines(manifest.vision)),
         *_section("limits", _limit_lines(manifest)),
         *_section("cache", _cache_lines(manifest)),
-        *_section("graphs", describe_operators(manifest.prefill, manifest.decode)),
-        *_section("bindings", _binding_lines((manifest.prefill, manifest.decode))),
+        *_section("graphs", describe_operators(*_graphs(manifest))),
+        *_section("bindings", _binding_lines(_graphs(manifest))),
         *_section("plans", plan_lines((manifest.prefill, manifest.decode))),
         *_section("weights", _weight_lines(manifest)),
         *_section("files", _file_lines(manifest.files)),
@@ -44,6 +46,11 @@ def describe_engine(manifest: Manifest, directory: Path, width: int) -> str:
         *_section("build", _build_lines(manifest.build)),
     ]
     return "\n".join(lines)
+
+
+def _graphs(manifest: Manifest) -> list[GraphRecord]:
+    vision = [] if manifest.vision is None else [manifest.vision.graph]
+    return [manifest.prefill, manifest.decode, *vision]
 
 
 def draw_plan(plan: PrunePlan, width: int) -> list[str]:

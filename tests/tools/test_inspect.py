@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.io_contract import (
     Binding,
     CacheShape,
@@ -22,7 +23,6 @@ from pop_engine.configs.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     BuildRecord,
-    GraphRecord,
     Limits,
     Manifest,
     ModelSource,
