@@ -15,6 +15,7 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest
 
 test-all: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable '.[nightly]' -C editable_mode=strict
 	$(BIN)/python -m pytest -m ''
 
 lint: $(VENV)/.ready
