@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine_kit import EngineKit, cached, chunks_of, relative_error, stacked, taken_slots
 from gemma3_kit import (
+    NUM_LAYERS,
     NUM_TOKENS,
     OTHER_LAYER_TYPES,
     WINDOW,
@@ -29,6 +30,7 @@ from gemma3_kit import (
 from image_kit import IMAGE, random_image
 from pop_engine.builder.export.families.gemma3 import Gemma3
 from pop_engine.configs.errors import UsageError
+from pop_engine.configs.manifest import Manifest
 from pop_engine.runtime import Engine, SamplingParams
 from pop_reference import decode, one_pass_prefill, pop_prefill
 from vision_engine_kit import as_png
@@ -198,3 +200,15 @@ def test_a_build_is_verified_with_an_image(build_engine: EngineKit, checkpoint: 
         assert verification is not None
         assert (verification.status, verification.num_image_tokens) == ("passed", NUM_TOKENS)
         assert verification.features_max_error < 1e-4
+
+
+@pytest.mark.nightly
+def test_tensorrt_plans_keep_every_mask(build_engine: EngineKit, checkpoint: Path) -> None:
+    """A layer without a window has one too: the build compares each with its graph's, and fails where it is lost."""
+    pytest.importorskip("tensorrt_rtx")
+    options = OPTIONS | {"target": "tensorrt-rtx", "gpu": "sm89", "dtype": "bf16"}
+    manifest = Manifest.load(build_engine.directory(checkpoint, **options))
+    for graph in (manifest.prefill, manifest.decode):
+        assert graph.plan is not None
+        assert len(graph.plan.attentions) == NUM_LAYERS
+        assert all(found.mask and found.causal == "none" for found in graph.plan.attentions)
