@@ -131,7 +131,11 @@ def test_pop_is_the_papers_with_images(engine: Engine, hf_model: Any, name: str)
         assert relative_error(cached(engine, slot), stacked(cache)) < TOLERANCE
         found += [engine.decode_step([slot], [token])[0] for token in answer]
     steps = [decode(hf_model, cache, [token])[-1] for token in answer]
-    assert relative_error(np.stack(found), torch.stack([expected, *steps]).numpy()) < TOLERANCE
+    logits = np.stack(found)
+    assert relative_error(logits, torch.stack([expected, *steps]).numpy()) < TOLERANCE
+    # The pruned context is another one than the full model's, or this would prove nothing.
+    with unpruned(engine):
+        assert relative_error(logits, logits_of(engine, prompt, answer)) > WRONG
 
 
 @pytest.mark.parametrize("max_prefill_len", [1, TOKENS_PER_TILE + 1, 16])

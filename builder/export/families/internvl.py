@@ -17,7 +17,7 @@ from pop_engine.configs.errors import UsageError
 from pop_engine.configs.vision import ImageAttention, ImageFacts, PlaceholderRecord, TileRecord
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
-# What the class's feature map is taken from; no published checkpoint has anything else.
+# Where the class takes its feature map from, unless a config says otherwise.
 _LAST_LAYER, _WITHOUT_CLASS_TOKEN = -1, "default"
 
 
@@ -104,7 +104,7 @@ def _check_features(config: PretrainedConfig) -> None:
     if taken != (_LAST_LAYER, _WITHOUT_CLASS_TOKEN):
         raise UsageError(
             f"vision_feature_layer {taken[0]}, vision_feature_select_strategy {taken[1]}: "
-            f"expected {_LAST_LAYER} and {_WITHOUT_CLASS_TOKEN}, which InternVL checkpoints have"
+            f"expected {_LAST_LAYER} and {_WITHOUT_CLASS_TOKEN}; no other feature map is supported"
         )
     (height, width), (patch_height, patch_width) = vision.image_size, vision.patch_size
     if height != width or patch_height != patch_width or height // patch_height * ratio % 1:
@@ -123,7 +123,7 @@ def _open_processor(config: PretrainedConfig, folder: Path | None) -> Any:
     if folder is None or not any((folder / name).is_file() for name in _FILES):
         return GotOcr2ImageProcessorPil(size={"height": side, "width": side})
     try:
-        processor = GotOcr2ImageProcessorPil.from_pretrained(str(folder))
+        processor: Any = GotOcr2ImageProcessorPil.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{folder}: its image processor cannot be read ({reason(error)})") from error
     height, width = processor.size.height, processor.size.width

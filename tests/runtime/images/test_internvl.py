@@ -1,7 +1,10 @@
 """InternVL's tiles and their text against transformers' processor."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
@@ -27,8 +30,8 @@ def processor(min_tiles: int, max_tiles: int) -> InternVLProcessor:
     return InternVLProcessor(TileRecord(SIDE, TOKENS_PER_TILE, min_tiles, max_tiles), PIXELS, PlaceholderRecord(IMAGE))
 
 
-def hf_pixels(image: Image.Image, min_tiles: int, max_tiles: int) -> np.ndarray:
-    hf_processor = GotOcr2ImageProcessorPil(
+def hf_pixels(image: Image.Image, min_tiles: int, max_tiles: int) -> NDArray[np.float32]:
+    hf_processor: Any = GotOcr2ImageProcessorPil(
         size={"height": SIDE, "width": SIDE},
         image_mean=list(PIXELS.image_mean),
         image_std=list(PIXELS.image_std),
