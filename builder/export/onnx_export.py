@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from pop_engine.builder.export.decomposition import is_functional, simplify_conversions, without_decompositions
 from pop_engine.builder.export.model import TORCH_DTYPES
 from pop_engine.configs.io_contract import GraphContract
 from pop_engine.configs.manifest import DType
@@ -59,10 +61,24 @@ def export_module(
         program = torch.export.export(module, inputs, dynamic_shapes=(_dynamic_shapes(contract, dims),), strict=False)
         # The tail's discarded attention and FFN go before the slow decompositions, not after.
         program.graph_module.graph.eliminate_dead_code()
-        exported = torch.onnx.export(program, dynamo=True, optimize=False, opset_version=OPSET_VERSION, verbose=False)
-    assert exported is not None
+        exported = convert(program)
     _name_bindings(exported.model, contract)
     return exported.model
+
+
+def convert(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+    """Translate the operators as they were traced; where the exporter does not know them all, what they are made of."""
+    simplify_conversions(program.graph)
+    if is_functional(program.graph):
+        with suppress(torch.onnx.OnnxExporterError), without_decompositions(program):
+            return _translate(program)
+    return _translate(program)
+
+
+def _translate(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
+    exported = torch.onnx.export(program, dynamo=True, optimize=False, opset_version=OPSET_VERSION, verbose=False)
+    assert exported is not None
+    return exported
 
 
 def _dynamic_shapes(contract: GraphContract, dims: Dims) -> tuple[dict[int, torch.export.Dim], ...]:

@@ -1,0 +1,45 @@
+"""Spare the ONNX exporter its decompositions: they trace the whole program twice more, half of a build's time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+_OTHER_NAMES = (_aten.alias, _aten.detach)
+
+
+def simplify_conversions(graph: Graph) -> None:
+    """Rewrite what a trace leaves and only a decomposition would remove: conversions, and other names of a tensor."""
+    for node in list(graph.nodes):
+        operator = getattr(node.target, "overloadpacket", None)
+        if operator in _OTHER_NAMES or (operator is _aten.to and _dtype(node) == _dtype(node.args[0])):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif operator is _aten.to:
+            # Whatever else it was asked for: a graph is all on one device.
+            node.target = _aten._to_copy.default
+            node.args, node.kwargs = node.args[:1], {"dtype": _dtype(node)}
+
+
+def _dtype(node: Node) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def is_functional(graph: Graph) -> bool:
+    """Whether no operator changes its argument, so that the order of the nodes is all there is to keep."""
+    operators = [node.target for node in graph.nodes if node.op == "call_function"]
+    return not any(operator._schema.is_mutable for operator in operators if isinstance(operator, torch._ops.OpOverload))
+
+
+@contextmanager
+def without_decompositions(program: ExportedProgram) -> Iterator[None]:
+    """The program stands for its own decomposition meanwhile, which the exporter asks it for."""
+    vars(program)["run_decompositions"] = lambda decomp_table=None: program
+    try:
+        yield
+    finally:
+        del vars(program)["run_decompositions"]
