@@ -81,8 +81,7 @@ def _ttft(result: BenchResult) -> str:
         f"**Time to the first token**, {result.pop.model}, {result.pop.num_tail_layers} tail layers, "
         f"{result.pop.boundary}; median (10th to 90th percentile) of {result.ttft[0].pop.count} alternating runs. "
         "The bound counts the floating-point operations of all matrix products, attention's included. "
-        f"{_origin(result.machine)}\n\n"
-        + _table(header, rows)
+        f"{_origin(result.machine)}\n\n" + _table(header, rows)
     )
 
 
