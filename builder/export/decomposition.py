@@ -22,6 +22,9 @@ def simplify_conversions(graph: Graph) -> None:
             # Whatever else it was asked for: a graph is all on one device.
             node.target = _aten._to_copy.default
             node.args, node.kwargs = node.args[:1], {"dtype": _dtype(node)}
+        elif operator is _aten.reshape:
+            # The same in ONNX, but for a size of 0, which the exporter's reshape takes for "as before".
+            node.target = _aten.view.default
 
 
 def _dtype(node: Node) -> torch.dtype:
