@@ -11,9 +11,9 @@ from pop_engine.configs.errors import UsageError
 from pop_engine.configs.io_contract import Boundary
 from pop_engine.configs.manifest import DType, Limits, TargetName, WeightsMode
 from pop_engine.configs.model_dims import ModelDims
-from pop_engine.configs.plan_file import load_prune_plan
 from pop_engine.configs.plan_options import DEFAULT_RTX_GPU, RTX_GPUS, EngineLayout, PlanOptions
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.configs.prune_plan_file import load_prune_plan
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_PREFILL_LEN = 512

@@ -1,1 +1,1 @@
-"""What to prune and how well it goes: calibrated tails."""
+"""What to prune and how well it goes: virtual gates and calibrated tails."""

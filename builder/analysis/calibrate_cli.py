@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     tail = parser.add_mutually_exclusive_group()
     tail.add_argument("--tail-layers", type=int, metavar="N", help="layers that prefill skips (default: a third)")
     tail.add_argument("--prune-ratio", type=float, metavar="R", help="the same as a share of the layers")
+    tail.add_argument("--prune-plan", metavar="FILE.json", help="the tail that pop-analyze chose")
     add("--num-tokens", type=int, default=33_000, metavar="N", help="tokens to fit on (default: 33000)")
     add("--context-len", type=int, default=512, metavar="N", help="tokens of a context (default: 512)")
     add("--max-len", type=int, metavar="N", help="tokens of a document that are read (default: all)")
@@ -71,7 +72,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> BuildConfig:
     options = BuildOptions(
-        tail_layers=arguments.tail_layers, prune_ratio=arguments.prune_ratio, revision=arguments.revision
+        tail_layers=arguments.tail_layers,
+        prune_ratio=arguments.prune_ratio,
+        prune_plan=arguments.prune_plan,
+        revision=arguments.revision,
     )
     return BuildConfig(arguments.model, arguments.out, options, trust_remote_code=arguments.trust_remote_code)
 

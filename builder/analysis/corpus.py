@@ -61,8 +61,8 @@ class CorpusSize:
     max_len: int | None = None
 
 
-def read_documents(path: Path) -> list[str]:
-    """The texts of a file: one of a .txt, one a line of a .jsonl (a string, `text`, or `prompt` and `answer`).
+def read_documents(path: Path, fields: tuple[str, ...] = ("text", "prompt", "answer")) -> list[str]:
+    """The texts of a file: one of a .txt, one a line of a .jsonl (a string, or an object's `fields` joined).
 
     Raises UsageError where the file cannot be read.
     """
@@ -73,10 +73,10 @@ def read_documents(path: Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [content]
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    return [_text_of(line, f"--data {path}, line {number}") for number, line in lines]
+    return [_text_of(line, fields, f"--data {path}, line {number}") for number, line in lines]
 
 
-def _text_of(line: str, origin: str) -> str:
+def _text_of(line: str, fields: tuple[str, ...], origin: str) -> str:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _text_of(line: str, origin: str) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, dict):
-        parts = [entry.get(key) for key in ("text", "prompt", "answer")]
+        parts = [entry.get(key) for key in fields]
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
             return "".join(texts)

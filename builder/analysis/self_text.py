@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from pop_engine.builder.analysis.corpus import CONTINUATION_LEN, Corpus, CorpusSize, make_corpus
 from pop_engine.configs.errors import UsageError
@@ -19,21 +19,22 @@ def self_corpus(model: PreTrainedModel, size: CorpusSize, seed: int, progress: C
 
     The same seed gives the same text on the same machine. Raises UsageError where the model has no first token.
     """
-    prefix = (_first_token(model),)
+    prefix = (first_token(model.config),)
     num_tokens = min(size.context_len, size.max_len or size.context_len) + CONTINUATION_LEN
     num_documents = -(-size.num_tokens // num_tokens) + size.num_held_out
     generator = torch.Generator().manual_seed(seed)
     documents: list[list[int]] = []
     while len(documents) < num_documents:
         count = min(_BATCH_SIZE, num_documents - len(documents))
-        documents += _sample(model, prefix[0], count, num_tokens, generator)
+        documents += sample_continuations(model, torch.full((count, 1), prefix[0]), num_tokens, generator)
         progress(len(documents), num_documents)
     digest = hashlib.sha256(str(documents).encode()).hexdigest()
     return make_corpus(SELF, digest, documents, prefix, size)
 
 
-def _first_token(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config(decoder=True)
+def first_token(model_config: PretrainedConfig) -> int:
+    """What the model's own text begins with. Raises UsageError where there is no such token."""
+    config = model_config.get_text_config(decoder=True)
     for token in (config.bos_token_id, config.eos_token_id):
         if token is not None:
             return int(token[0] if isinstance(token, list) else token)
@@ -41,11 +42,11 @@ def _first_token(model: PreTrainedModel) -> int:
 
 
 @torch.no_grad()
-def _sample(
-    model: PreTrainedModel, first: int, count: int, num_tokens: int, generator: torch.Generator
+def sample_continuations(
+    model: PreTrainedModel, tokens: torch.Tensor, num_tokens: int, generator: torch.Generator
 ) -> list[list[int]]:
+    """What the model says after each of some prompts of one length, [B, N], at temperature 1: [B, num_tokens]."""
     cache = DynamicCache(config=model.config)
-    tokens = torch.full((count, 1), first)
     sampled: list[torch.Tensor] = []
     for _ in range(num_tokens):
         logits = model(input_ids=tokens, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
