@@ -20,7 +20,7 @@ def importance_svg(record: ImportanceRecord) -> str:
     """A whole file. The vertical axis is logarithmic; a layer whose importance is 0 has no point."""
     plot = Plot(
         f"Importance of each layer: {record.model}, {record.num_samples} samples",
-        f"layer of {record.model}; {record.num_samples} samples of {record.data}, bars are standard errors",
+        f"layer; bars are standard errors over {record.num_samples} samples",
         "importance",
         [Series("prefill", _points(record.prefill), 0), Series("decode", _points(record.decode), 1)],
         y_format=_power,

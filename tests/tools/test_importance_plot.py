@@ -40,6 +40,8 @@ def test_a_layer_that_does_not_matter_has_no_point() -> None:
 
 
 def test_the_axis_has_values_not_exponents() -> None:
-    labels = {text.text for text in drawn([1000.0, 100.0, 10.0, 1.0], [1.0, 1.0, 1.0, 1.0]).iter(f"{SVG}text")}
+    picture = drawn([1000.0, 100.0, 10.0, 1.0], [1.0, 1.0, 1.0, 1.0])
+    labels = {text.text for text in picture.iter(f"{SVG}text")}
     assert {"1", "10", "100", "1000"} <= labels
-    assert "layer of a<b; 8 samples of self, bars are standard errors" in labels
+    assert "layer; bars are standard errors over 8 samples" in labels
+    assert picture.find(f"{SVG}svg").get("aria-label") == "Importance of each layer: a<b, 8 samples"  # type: ignore[union-attr]
