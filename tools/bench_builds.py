@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pop_engine.configs.errors import EngineError, exit_with_message
+from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.manifest import Manifest
 from pop_engine.tools.machine import Machine, describe_machine
 from pop_engine.tools.table import align_rows, format_bytes
@@ -19,13 +20,33 @@ BUILDS: dict[str, tuple[str, ...]] = {
     "pop": ("--model", "smollm2-135m"),
     "full": ("--model", "smollm2-135m", "--tail-layers", "0"),
     "two-step": ("--model", "smollm2-135m", "--boundary", "two-step"),
-    "llama-3.1-8b": ("--model", "llama-3.1-8b", "--no-weights"),
 }
+# Also measured, to show what a build takes; no benchmark runs them.
+LARGE_MODELS = ("llama-3.1-8b", "gemma-3-12b", "qwen3-vl-8b")
+_RTX = ("--target", "tensorrt-rtx")
+BUILDS |= {name: ("--model", name, "--no-weights") for name in LARGE_MODELS}
+BUILDS |= {"rtx": ("--model", "smollm2-135m", *_RTX)}
+BUILDS |= {f"{name}-rtx": ("--model", name, "--no-weights", *_RTX) for name in LARGE_MODELS}
+
+_PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+_ATTENTIONS = ("GroupQueryAttention", "Attention", "MultiHeadAttention")
+
+
+@dataclass(frozen=True)
+class OperatorCounts:
+    """How much is in a graph."""
+
+    products: int
+    attentions: int
+    total: int
 
 
 @dataclass(frozen=True)
 class BuildRow:
-    """One build: the command's wall time, and the peak resident size of all its processes."""
+    """One build: the command's wall time, and the peak resident size of all its processes.
+
+    `operators` has each graph's matrix products and attentions, and its number of operators.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -33,6 +54,8 @@ class BuildRow:
     peak_memory_bytes: int
     step_seconds: dict[str, float]
     weight_bytes: int
+    plan_bytes: int
+    operators: dict[str, OperatorCounts]
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,7 @@ def build(name: str, arguments: tuple[str, ...], out: Path) -> BuildRow:
     if finished.returncode != 0:
         raise EngineError(f"{name}: pop-build failed ({finished.stderr.strip()})")
     manifest = Manifest.load(out)
-    record, weights = manifest.build, manifest.weights
+    record, weights, graphs = manifest.build, manifest.weights, _graphs(manifest)
     return BuildRow(
         name,
         arguments,
@@ -82,7 +105,20 @@ def build(name: str, arguments: tuple[str, ...], out: Path) -> BuildRow:
         record.peak_memory_bytes,
         record.step_seconds,
         0 if weights is None else weights.num_bytes,
+        sum(graph.plan.num_bytes for graph in graphs.values() if graph.plan is not None),
+        {phase: count_operators(graph) for phase, graph in graphs.items()},
     )
+
+
+def _graphs(manifest: Manifest) -> dict[str, GraphRecord]:
+    graphs = {"prefill": manifest.prefill, "decode": manifest.decode}
+    return graphs if manifest.vision is None else graphs | {"vision": manifest.vision.graph}
+
+
+def count_operators(graph: GraphRecord) -> OperatorCounts:
+    """Count what a graph's cost is made of, whatever the target calls it."""
+    products, attentions = (sum(graph.operators.get(name, 0) for name in names) for names in (_PRODUCTS, _ATTENTIONS))
+    return OperatorCounts(products, attentions, sum(graph.operators.values()))
 
 
 if __name__ == "__main__":

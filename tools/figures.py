@@ -121,12 +121,15 @@ def _builds(result: BuildsResult) -> str:
             f"`pop-build {' '.join(row.arguments)}`",
             f"{row.seconds:.0f}",
             f"{row.peak_memory_bytes / 1e6:,.0f}",
-            f"{row.weight_bytes / 1e6:,.0f}",
+            f"{row.weight_bytes / 1e6:,.0f}" if row.weight_bytes else "",
+            f"{row.plan_bytes / 1e6:.1f}" if row.plan_bytes else "",
+            ", ".join(f"{phase} {count.products} / {count.attentions}" for phase, count in row.operators.items()),
         ]
         for row in result.rows
     ]
     return f"**Builds**, verification included. {_origin(result.machine)}\n\n" + _table(
-        ["command", "seconds", "peak of all processes, MB", "weights, MB"], rows
+        ["command", "seconds", "peak of all processes, MB", "weights, MB", "plans, MB", "matrix products / attentions"],
+        rows,
     )
 
 
