@@ -16,12 +16,14 @@ from pop_engine.configs.manifest import TargetName
 from pop_engine.configs.plan_options import EngineLayout
 from pop_engine.tools.gpu_check_engines import (
     EngineNumbers,
+    EngineRatios,
     EngineTimes,
     build_engine,
     check_engine_numbers,
     check_engine_times,
     engine_facts,
     found_targets,
+    ratios_to_full,
     saved_checkpoint,
 )
 from pop_engine.tools.gpu_check_machine import describe_checked_machine
@@ -78,7 +80,9 @@ def check_target_numbers(target: TargetName, plan: CheckPlan, budget: Budget) ->
                         yield {"model": name, "form": form[0], "refused": str(error)}
 
 
-def check_target_times(target: TargetName, plan: CheckPlan, budget: Budget) -> Iterator[EngineTimes | Refused]:
+def check_target_times(
+    target: TargetName, plan: CheckPlan, budget: Budget
+) -> Iterator[EngineTimes | EngineRatios | Refused]:
     """The engines of a random Llama-3.1-8B, the most telling first. One that does not fit into the time is left out."""
     forms = [form for form in _FORMS if target != "ort-cuda" or form[2] is None]
     longest = max(plan.prompt_lens)
@@ -86,16 +90,19 @@ def check_target_times(target: TargetName, plan: CheckPlan, budget: Budget) -> I
     num_layers = model.config.num_hidden_layers
     with saved_checkpoint(model) as checkpoint:
         del model
-        seconds = _SECONDS_TO_BUILD
+        seconds, measured = _SECONDS_TO_BUILD, dict[str, EngineTimes]()
         for form in forms:
             num_tail_layers = 0 if form[0] == "full" else num_layers // 3
             options = _options(target, plan, form, num_tail_layers, max_seq_len=longest + 64)
             try:
                 facts = build_engine(checkpoint, form[0], options, budget, seconds)
                 seconds = (facts.seconds or seconds) + _SECONDS_TO_MEASURE
-                yield check_engine_times(facts, plan, budget)
+                measured[form[0]] = check_engine_times(facts, plan, budget)
+                yield measured[form[0]]
             except (PopError, OutOfTimeError) as error:
                 yield {"form": form[0], "left_out": str(error)}
+        if (full := measured.pop("full", None)) is not None:
+            yield from (ratios_to_full(full, times) for times in measured.values())
 
 
 def _options(target: TargetName, plan: CheckPlan, form: _Form, num_tail_layers: int, max_seq_len: int) -> BuildOptions:

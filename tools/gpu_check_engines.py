@@ -17,6 +17,7 @@ from pop_engine.builder.progress import BuildProgress
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
 from pop_engine.configs.manifest import Manifest, TargetName
 from pop_engine.runtime import Engine
+from pop_engine.tools.bound import ttft_bound
 from pop_engine.tools.gpu_check_model import PopDecoder
 from pop_engine.tools.gpu_check_plan import Budget, CheckPlan, say
 from pop_engine.tools.gpu_check_timing import time_alternating
@@ -63,6 +64,29 @@ class EngineTimes:
     engine: EngineFacts
     ttft: dict[int, Spread]
     decode: dict[int, Spread]
+
+
+@dataclass(frozen=True)
+class EngineRatios:
+    """The full engine's time to first token over an engine's by prompt length, and the bound of that ratio.
+
+    The engines were timed one after another: each fills the GPU.
+    """
+
+    engine: EngineFacts
+    ratio: dict[int, float]
+    bound: dict[int, float]
+
+
+def ratios_to_full(full: EngineTimes, times: EngineTimes) -> EngineRatios:
+    """Compare an engine with the full one of the same target."""
+    manifest = Manifest.load(Path(times.engine.directory))
+    lengths = sorted(full.ttft.keys() & times.ttft.keys())
+    return EngineRatios(
+        times.engine,
+        ratio={length: full.ttft[length].median / times.ttft[length].median for length in lengths},
+        bound={length: ttft_bound(manifest.dims, manifest.plan, length) for length in lengths},
+    )
 
 
 def found_targets() -> list[TargetName]:

@@ -13,10 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_kit import SMALL, TinyModels, relative_error
 from pop_engine.tools.gpu_check import CheckReport, main
+from pop_engine.tools.gpu_check_engines import EngineTimes, engine_facts, ratios_to_full
 from pop_engine.tools.gpu_check_machine import missing_gpu
 from pop_engine.tools.gpu_check_model import PopDecoder, num_decode_weights
 from pop_engine.tools.gpu_check_plan import Budget, CheckPlan, OutOfTimeError
 from pop_engine.tools.gpu_check_reference import random_model
+from pop_engine.tools.spread import Spread
 from pop_reference import decode, pop_prefill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,3 +176,15 @@ def test_the_full_check_has_the_sizes_of_the_paper() -> None:
     plan = CheckPlan("cuda", is_tiny=False, minutes=10)
     assert plan.prompt_lens == (32, 128, 512, 2048, 8192)
     assert plan.batch_sizes == (1, 8)
+
+
+def test_engines_are_compared_with_the_full_one(tiny: TinyModels) -> None:
+    """At the lengths that both were timed at, beside the bound of their plan."""
+    full, pop = (engine_facts(tiny.directory((SMALL, tail), "one-pass")) for tail in (0, 1))
+    slow, fast = Spread.of([30.0]), Spread.of([20.0])
+    found = ratios_to_full(EngineTimes(full, {8: slow, 16: slow}, {}), EngineTimes(pop, {8: fast, 32: fast}, {}))
+    assert found.engine == pop
+    assert found.ratio == {8: pytest.approx(1.5)}
+    # Of a layer's seven products a pruned one keeps K and V, for all rows but the last.
+    assert found.bound.keys() == {8}
+    assert 1 < found.bound[8] < SMALL / (SMALL - 1)
