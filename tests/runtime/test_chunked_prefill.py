@@ -59,9 +59,9 @@ def test_no_call_is_longer_than_the_limit(
     assert session is not None
     prefill = session.prefill
 
-    def counted(slot: int, token_ids, cache_len: int, num_boundary: int):  # type: ignore[no-untyped-def]
+    def counted(slot: int, token_ids, cache_len: int, num_boundary: int, images=None):  # type: ignore[no-untyped-def]
         calls.append((len(token_ids), cache_len, num_boundary))
-        return prefill(slot, token_ids, cache_len, num_boundary)
+        return prefill(slot, token_ids, cache_len, num_boundary, images)
 
     monkeypatch.setattr(session, "prefill", counted)
     with taken_slots(engine, 1) as (slot,), chunks_of(engine, 5):

@@ -12,7 +12,8 @@ from pop_engine.runtime import Engine, SamplingParams
 from pop_reference import greedy
 from real_model_kit import MAX_LOGIT_ERROR, check_full_engine, engine_greedy, hf_logits
 
-pytestmark = pytest.mark.smollm2
+# With more, torch's threads and the engine's wait for each other where two test processes share two cores.
+pytestmark = [pytest.mark.smollm2, pytest.mark.usefixtures("one_torch_thread")]
 
 # Prompt lengths in tokens, and the text each is cut from.
 LENGTHS = (5, 6, 8, 11, 16, 23, 32, 47, 64, 90, 128, 150, 200, 256, 300, 400, 512, 700, 1024, 1500)

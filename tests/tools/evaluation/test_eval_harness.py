@@ -48,7 +48,7 @@ DOCUMENTS = [
 
 def test_the_model_is_an_entry_point_of_the_harness() -> None:
     """The harness finds it by this name in releases that look for plugins (its docs/plugins.md)."""
-    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert 'pop_engine = "pop_engine.tools.evaluation.harness:PopEngineLM"' in pyproject
     assert metadata.version("pop-engine")
 
