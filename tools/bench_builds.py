@@ -75,16 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def bench_builds(options: argparse.Namespace) -> int:
-    """Build, print, and write the JSON file."""
-    rows = tuple(build(name, arguments, options.directory / name) for name, arguments in BUILDS.items())
+    """Build, print, and write the JSON file, after every build what there is."""
     cells = [["build", "seconds", "peak memory", "weights"]]
-    for row in rows:
-        sizes = (row.peak_memory_bytes, row.weight_bytes)
-        cells.append([row.name, f"{row.seconds:.0f}", *map(format_bytes, sizes)])
+    rows: list[BuildRow] = []
+    for name, arguments in BUILDS.items():
+        row = build(name, arguments, options.directory / name)
+        rows.append(row)
+        cells.append([row.name, f"{row.seconds:.0f}", *map(format_bytes, (row.peak_memory_bytes, row.weight_bytes))])
+        if options.json is not None:
+            result = BuildsResult(describe_machine(), tuple(rows))
+            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     print("\n".join(align_rows(cells)))
-    if options.json is not None:
-        result = BuildsResult(describe_machine(), rows)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return 0
 
 
