@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -54,8 +54,8 @@ class BuildRow:
     peak_memory_bytes: int
     step_seconds: dict[str, float]
     weight_bytes: int
-    plan_bytes: int
-    operators: dict[str, OperatorCounts]
+    plan_bytes: int = 0
+    operators: dict[str, OperatorCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

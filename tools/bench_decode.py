@@ -25,7 +25,7 @@ from pop_engine.tools.table import align_rows
 from pop_engine.tools.worker_process import WorkerProcess
 
 # Steps of each that are not counted: the first ones after a prefill find other data in the processor's caches.
-_NUM_SETTLING_STEPS = 8
+_NUM_SETTLING_STEPS = 24
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", metavar="ENGINE", type=Path)
     parser.add_argument("--batch", type=parse_counts, default=(1, 4, 8), metavar="N,N…")
     parser.add_argument("--context", type=int, default=512, help="tokens in each slot before the timed steps")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     return exit_with_message("bench_decode", lambda: bench_decode(parser.parse_args(argv)))

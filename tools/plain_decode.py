@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
+from pop_engine.runtime.kv_cache import KVCachePool, SlotRange
 from pop_engine.runtime.memory import peak_memory_bytes
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
 from pop_engine.tools.bench_worker import send
@@ -76,11 +77,12 @@ def _bind(
     binding = session.io_binding()
     contract = manifest.decode.contract
     caches: dict[str, NDArray[np.float32]] = {}
+    pool = KVCachePool(manifest.cache, batch, np.dtype(np.float32))
     for declared in contract.inputs:
         if declared.dtype == manifest.cache.dtype:
-            shape = [batch if dim == io.BATCH else int(dim) for dim in declared.shape]
-            cache = caches[declared.name] = np.zeros(shape, np.float32)
-            binding.bind_input(declared.name, "cpu", 0, cache.dtype, shape, cache.ctypes.data)
+            # The engine's own kind of memory: its small pages are a trade for size, not the session's doing.
+            cache = caches[declared.name] = np.asarray(pool.view(declared.name, SlotRange(0, batch)), np.float32)
+            binding.bind_input(declared.name, "cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
     for declared in contract.outputs:
         if declared.alias is not None:
             cache = caches[declared.alias]
