@@ -1,6 +1,9 @@
 """What a calibrated tail was fitted on, and what held-out text says of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
 
 
 @dataclass(frozen=True)
@@ -9,6 +12,24 @@ class Estimate:
 
     value: float
     standard_error: float
+
+    @classmethod
+    def of_ratio(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Estimate | None":
+        """Σ numerators / Σ denominators with a ratio estimator's standard error (Cochran, Sampling Techniques, 6.3).
+
+        None where the denominators do not add up to more than 0.
+        """
+        if sum(denominators) <= 0:
+            return None
+        count, ratio = len(numerators), sum(numerators) / sum(denominators)
+        residuals = sum((n - ratio * d) ** 2 for n, d in zip(numerators, denominators, strict=True))
+        return cls(ratio, sqrt(residuals / max(count - 1, 1) / count) / fmean(denominators))
+
+    @classmethod
+    def of_benefit(cls, none: Sequence[float], pruned: Sequence[float], full: Sequence[float]) -> "Estimate | None":
+        """Σ(none − pruned) / Σ(none − full) over documents; None where the context is worth nothing."""
+        kept = [a - b for a, b in zip(none, pruned, strict=True)]
+        return cls.of_ratio(kept, [a - b for a, b in zip(none, full, strict=True)])
 
     def __str__(self) -> str:
         return f"{self.value:.1%} ± {self.standard_error:.1%}"

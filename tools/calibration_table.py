@@ -17,7 +17,7 @@ from statistics import mean
 import msgspec
 from transformers import PreTrainedModel
 
-from pop_engine.builder.analysis.benefit import benefit_kept, continuation_nll
+from pop_engine.builder.analysis.benefit import continuation_nll
 from pop_engine.builder.analysis.calibrate import calibrated_reference, load_model
 from pop_engine.builder.analysis.corpus import Corpus, CorpusSize, load_tokenizer, text_corpus
 from pop_engine.builder.analysis.fit import fit_projections
@@ -124,7 +124,7 @@ def measure(
         for variant, reference, window in variants:
             with progress.step(f"{variant} {length}, window {window}"):
                 scores = [continuation_nll(reference, piece, window) for piece in corpus.held_out]
-            benefit = benefit_kept(none_scores, scores, full_scores)
+            benefit = Estimate.of_benefit(none_scores, scores, full_scores)
             rows.append(TableRow(length, variant, window, mean(scores), benefit))
             print(f"{length} {variant} {window}: {benefit}", file=sys.stderr, flush=True)
     return CalibrationTable(

@@ -1,15 +1,11 @@
 """How much of a context's worth a pruned prefill keeps: the continuation, scored by the full model."""
 
-from collections.abc import Sequence
-from math import sqrt
-
 import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
 from pop_engine.builder.analysis.corpus import Piece
 from pop_engine.builder.reference import Reference, pruned_prefill
-from pop_engine.configs.calibration import Estimate
 
 
 @torch.no_grad()
@@ -34,19 +30,3 @@ def continuation_nll(
     rows = torch.tensor([[*boundary, *piece.continuation[:-1]]])
     logits = model(input_ids=rows, cache=cache, use_cache=True, logits_to_keep=len(targets)).logits
     return float(functional.cross_entropy(logits[0].float(), targets))
-
-
-def benefit_kept(none: Sequence[float], pruned: Sequence[float], full: Sequence[float]) -> Estimate | None:
-    """Σ(none − pruned) / Σ(none − full) over documents; None where the context is worth nothing to the full model.
-
-    The standard error is that of a ratio estimator (Cochran, Sampling Techniques, 6.3).
-    """
-    count = len(none)
-    worth = [a - b for a, b in zip(none, full, strict=True)]
-    kept = [a - b for a, b in zip(none, pruned, strict=True)]
-    if sum(worth) <= 0:
-        return None
-    ratio = sum(kept) / sum(worth)
-    residuals = sum((k - ratio * w) ** 2 for k, w in zip(kept, worth, strict=True))
-    mean_worth = sum(worth) / count
-    return Estimate(ratio, sqrt(residuals / max(count - 1, 1) / count) / mean_worth)

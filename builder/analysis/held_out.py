@@ -7,7 +7,7 @@ from statistics import mean
 import torch
 from transformers import DynamicCache
 
-from pop_engine.builder.analysis.benefit import benefit_kept, continuation_nll
+from pop_engine.builder.analysis.benefit import continuation_nll
 from pop_engine.builder.analysis.corpus import Piece
 from pop_engine.builder.analysis.recording import recorded
 from pop_engine.builder.export.projections import KeyValueProjections, tail_projections
@@ -60,8 +60,8 @@ def check_held_out(
         layers=errors.gains(),
         nll_plain=mean(before),
         nll_calibrated=mean(after),
-        benefit_plain=benefit_kept(none, before, whole),
-        benefit_calibrated=benefit_kept(none, after, whole),
+        benefit_plain=Estimate.of_benefit(none, before, whole),
+        benefit_calibrated=Estimate.of_benefit(none, after, whole),
     )
 
 

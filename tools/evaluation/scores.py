@@ -79,7 +79,7 @@ def summarize(documents: Sequence[DocumentScore]) -> Scores:
     none = [document.nll_none for document in documents]
     ttft_full = [document.ttft_full_ms for document in documents]
     ttft_pop = [document.ttft_pop_ms for document in documents]
-    ratio = ratio_of_sums(ttft_full, ttft_pop)
+    ratio = Estimate.of_ratio(ttft_full, ttft_pop)
     assert ratio is not None, "a prefill takes time"
     return Scores(
         num_documents=len(documents),
@@ -87,7 +87,7 @@ def summarize(documents: Sequence[DocumentScore]) -> Scores:
         nll_full=mean_of(full),
         nll_pop=mean_of(pop),
         nll_none=mean_of(none),
-        benefit=benefit_kept(none, pop, full),
+        benefit=Estimate.of_benefit(none, pop, full),
         kl=mean_of([document.kl for document in documents]),
         top1_agreement=mean_of([document.top1_agreement for document in documents]),
         first_token_agreement=mean_of([document.first_token_agrees for document in documents]),
@@ -99,28 +99,10 @@ def summarize(documents: Sequence[DocumentScore]) -> Scores:
     )
 
 
-def benefit_kept(none: Sequence[float], pop: Sequence[float], full: Sequence[float]) -> Estimate | None:
-    """The share of the context's worth that is kept; None where it is worth nothing to the full model."""
-    worth = [a - b for a, b in zip(none, full, strict=True)]
-    return ratio_of_sums([a - b for a, b in zip(none, pop, strict=True)], worth)
-
-
 def mean_of(values: Sequence[float]) -> Estimate:
     """Mean and standard error; of one value the error is unknown, and given as 0."""
     error = stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
     return Estimate(fmean(values), error)
-
-
-def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate | None:
-    """Σ numerators / Σ denominators with a ratio estimator's standard error (Cochran, Sampling Techniques, 6.3).
-
-    None where the denominators do not add up to more than 0.
-    """
-    if sum(denominators) <= 0:
-        return None
-    count, ratio = len(numerators), sum(numerators) / sum(denominators)
-    residuals = sum((n - ratio * d) ** 2 for n, d in zip(numerators, denominators, strict=True))
-    return Estimate(ratio, sqrt(residuals / max(count - 1, 1) / count) / fmean(denominators))
 
 
 def mean_nll(score: AnswerScore) -> float:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from calibration_kit import random_model, random_pieces
-from pop_engine.builder.analysis.benefit import benefit_kept, continuation_nll
+from pop_engine.builder.analysis.benefit import continuation_nll
 from pop_engine.builder.reference import Reference
+from pop_engine.configs.calibration import Estimate
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_reference import decode, empty_cache, pruned_prefill
 
@@ -41,7 +42,7 @@ def test_benefit_is_a_ratio_of_sums_with_its_standard_error() -> None:
     random = np.random.default_rng(0)
     none, full = 5 + random.random(60), 3 + random.random(60)
     pruned = full + 0.2 * random.random(60)
-    found = benefit_kept(list(none), list(pruned), list(full))
+    found = Estimate.of_benefit(list(none), list(pruned), list(full))
     assert found is not None
     assert found.value == pytest.approx((none - pruned).sum() / (none - full).sum())
     left_out = [np.delete(np.arange(60), index) for index in range(60)]
@@ -51,4 +52,4 @@ def test_benefit_is_a_ratio_of_sums_with_its_standard_error() -> None:
 
 
 def test_a_context_that_is_worth_nothing_has_no_benefit() -> None:
-    assert benefit_kept([1.0, 2.0], [1.0, 2.0], [1.5, 2.5]) is None
+    assert Estimate.of_benefit([1.0, 2.0], [1.0, 2.0], [1.5, 2.5]) is None

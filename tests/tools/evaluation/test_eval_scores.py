@@ -9,10 +9,8 @@ from pop_engine.tools.evaluation.result import SweepRow, is_within, longest_with
 from pop_engine.tools.evaluation.scores import (
     DocumentScore,
     Scores,
-    benefit_kept,
     losses_by_position,
     mean_of,
-    ratio_of_sums,
     summarize,
 )
 
@@ -57,7 +55,7 @@ def test_the_error_of_a_ratio_is_about_what_the_jackknife_says() -> None:
     generator = np.random.default_rng(1)
     below = generator.uniform(1, 3, 400)
     above = 0.8 * below + generator.normal(0, 0.3, 400)
-    found = ratio_of_sums(above.tolist(), below.tolist())
+    found = Estimate.of_ratio(above.tolist(), below.tolist())
     assert found is not None
     assert found.value == pytest.approx(above.sum() / below.sum())
     left_out = (above.sum() - above) / (below.sum() - below)
@@ -66,10 +64,10 @@ def test_the_error_of_a_ratio_is_about_what_the_jackknife_says() -> None:
 
 
 def test_benefit_kept() -> None:
-    found = benefit_kept([4.0, 5.0], [1.5, 2.0], [1.0, 2.0])
+    found = Estimate.of_benefit([4.0, 5.0], [1.5, 2.0], [1.0, 2.0])
     assert found is not None
     assert found.value == pytest.approx((2.5 + 3.0) / (3.0 + 3.0))
-    assert benefit_kept([1.0, 2.0], [1.0, 2.0], [1.5, 2.5]) is None
+    assert Estimate.of_benefit([1.0, 2.0], [1.0, 2.0], [1.5, 2.5]) is None
 
 
 def test_every_document_counts_once() -> None:
