@@ -1,6 +1,7 @@
 """Gemma 3 with images (4B, 12B, 27B): a SigLIP tower for square images, pooled and projected, seen as a whole."""
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,10 @@ from PIL.Image import Image
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from pop_engine.builder.checkpoint.reason import reason
-from pop_engine.builder.export.families.qwen_vl_processor import pixel_record
+from pop_engine.builder.export.families.image_processor import expand_placeholders, pixel_record, square_processor
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.vision import FixedSizeRecord, ImageAttention, ImageFacts, PlaceholderRecord
-
-_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class Gemma3:
@@ -63,8 +61,7 @@ class Gemma3:
     ) -> dict[str, torch.Tensor]:
         """See VisionFamily."""
         processed = _open_processor(config, folder)(list(images), return_tensors="pt")
-        counts = {config.image_token_id: config.mm_tokens_per_image}
-        input_ids = torch.tensor([[token for token in token_ids for _ in range(counts.get(token, 1))]])
+        input_ids = expand_placeholders(token_ids, config.image_token_id, repeat(config.mm_tokens_per_image))
         return {
             "input_ids": input_ids,
             "token_type_ids": (input_ids == config.image_token_id).int(),
@@ -81,19 +78,7 @@ def _open_processor(config: PretrainedConfig, folder: Path | None) -> Any:
 
     Raises UsageError where a file is damaged or of another size, or asks for crops.
     """
-    side = config.vision_config.image_size
-    if folder is None or not any((folder / name).is_file() for name in _FILES):
-        return Gemma3ImageProcessorPil(size={"height": side, "width": side})
-    try:
-        processor: Any = Gemma3ImageProcessorPil.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{folder}: its image processor cannot be read ({reason(error)})") from error
-    height, width = processor.size.height, processor.size.width
-    if (height, width) != (side, side):
-        raise UsageError(
-            f"{folder}: its image processor has size {height}x{width}, its vision tower {side}x{side}; "
-            "the two are not of the same model"
-        )
+    processor = square_processor(Gemma3ImageProcessorPil, folder, config.vision_config.image_size)
     if processor.do_pan_and_scan:
         raise UsageError(f"{folder}: its image processor has do_pan_and_scan on, which is not supported; turn it off")
     return processor

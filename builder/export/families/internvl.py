@@ -10,13 +10,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
-from pop_engine.builder.checkpoint.reason import reason
-from pop_engine.builder.export.families.qwen_vl_processor import pixel_record
+from pop_engine.builder.export.families.image_processor import expand_placeholders, pixel_record, square_processor
 from pop_engine.configs import io_contract as io
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.vision import ImageAttention, ImageFacts, PlaceholderRecord, TileRecord
 
-_FILES = ("preprocessor_config.json", "processor_config.json")
 # Where the class takes its feature map from, unless a config says otherwise.
 _LAST_LAYER, _WITHOUT_CLASS_TOKEN = -1, "default"
 
@@ -63,14 +61,9 @@ class InternVL:
         # As InternVLProcessor calls it, whatever the file says.
         processor = _open_processor(config, folder)
         processed = processor(list(images), return_tensors="pt", **InternVLProcessor.images_kwargs)
-        num_tiles = iter(processed["num_patches"].tolist())
-        tokens_per_tile = _tokens_per_tile(config)
-        expanded = [
-            token_id
-            for given in token_ids
-            for token_id in [given] * (next(num_tiles) * tokens_per_tile if given == config.image_token_id else 1)
-        ]
-        return {"input_ids": torch.tensor([expanded]), "pixel_values": processed["pixel_values"]}
+        num_tokens = [count * _tokens_per_tile(config) for count in processed["num_patches"].tolist()]
+        input_ids = expand_placeholders(token_ids, config.image_token_id, num_tokens)
+        return {"input_ids": input_ids, "pixel_values": processed["pixel_values"]}
 
 
 def _image_inputs(config: PretrainedConfig) -> io.ImageInputs:
@@ -115,21 +108,4 @@ def _check_features(config: PretrainedConfig) -> None:
 
 
 def _open_processor(config: PretrainedConfig, folder: Path | None) -> Any:
-    """The processor of a checkpoint's folder, or the class's defaults, at the size of the vision tower.
-
-    Raises UsageError where a file is damaged or of another size.
-    """
-    side = _tile_size(config)
-    if folder is None or not any((folder / name).is_file() for name in _FILES):
-        return GotOcr2ImageProcessorPil(size={"height": side, "width": side})
-    try:
-        processor: Any = GotOcr2ImageProcessorPil.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{folder}: its image processor cannot be read ({reason(error)})") from error
-    height, width = processor.size.height, processor.size.width
-    if (height, width) != (side, side):
-        raise UsageError(
-            f"{folder}: its image processor has size {height}x{width}, its vision tower {side}x{side}; "
-            "the two are not of the same model"
-        )
-    return processor
+    return square_processor(GotOcr2ImageProcessorPil, folder, _tile_size(config))

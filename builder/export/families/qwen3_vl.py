@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PretrainedConfig, PreTrainedModel
 
+from pop_engine.builder.export.families.image_processor import pixel_record
 from pop_engine.builder.export.families.qwen_vl_processor import (
     model_inputs,
     open_processor,
     patch_record,
-    pixel_record,
     placeholder_record,
     video_record,
 )

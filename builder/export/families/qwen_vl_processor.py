@@ -10,12 +10,9 @@ from transformers import PretrainedConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-from pop_engine.builder.checkpoint.reason import reason
+from pop_engine.builder.export.families.image_processor import VIDEO_FILES, expand_placeholders, read_processor
 from pop_engine.configs.errors import UsageError
-from pop_engine.configs.vision import PatchRecord, PixelRecord, PlaceholderRecord, VideoRecord
-
-_FILES = ("preprocessor_config.json", "processor_config.json")
-_VIDEO_FILES = ("video_preprocessor_config.json", "processor_config.json")
+from pop_engine.configs.vision import PatchRecord, PlaceholderRecord, VideoRecord
 
 
 def open_processor(config: PretrainedConfig, folder: Path | None) -> Qwen2VLImageProcessorPil:
@@ -29,13 +26,10 @@ def open_processor(config: PretrainedConfig, folder: Path | None) -> Qwen2VLImag
         "temporal_patch_size": int(vision.temporal_patch_size),
         "merge_size": int(vision.spatial_merge_size),
     }
-    if folder is None or not any((folder / name).is_file() for name in _FILES):
+    processor: Qwen2VLImageProcessorPil | None = read_processor(Qwen2VLImageProcessorPil, folder)
+    if processor is None:
         default: Qwen2VLImageProcessorPil = Qwen2VLImageProcessorPil.from_dict(sizes)
         return default
-    try:
-        processor: Qwen2VLImageProcessorPil = Qwen2VLImageProcessorPil.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{folder}: its image processor cannot be read ({reason(error)})") from error
     for name, size in sizes.items():
         if getattr(processor, name) != size:
             raise UsageError(
@@ -50,29 +44,13 @@ def video_record(folder: Path | None) -> VideoRecord:
 
     Raises UsageError where a file is damaged.
     """
-    processor: Any = Qwen3VLVideoProcessor
-    if folder is not None and any((folder / name).is_file() for name in _VIDEO_FILES):
-        try:
-            processor = Qwen3VLVideoProcessor.from_pretrained(str(folder))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{folder}: its video processor cannot be read ({reason(error)})") from error
+    processor = read_processor(Qwen3VLVideoProcessor, folder, VIDEO_FILES, "video") or Qwen3VLVideoProcessor
     return VideoRecord(
         fps=float(processor.fps),
         min_frames=int(processor.min_frames),
         max_frames=int(processor.max_frames),
         min_pixels=int(processor.size["shortest_edge"]),
         max_pixels=int(processor.size["longest_edge"]),
-    )
-
-
-def pixel_record(processor: Any) -> PixelRecord:
-    """Steps from pixels to numbers; those that are off are neutral."""
-    channels = len(processor.image_mean)
-    return PixelRecord(
-        resample=int(processor.resample),
-        rescale_factor=float(processor.rescale_factor) if processor.do_rescale else 1.0,
-        image_mean=tuple(map(float, processor.image_mean)) if processor.do_normalize else (0.0,) * channels,
-        image_std=tuple(map(float, processor.image_std)) if processor.do_normalize else (1.0,) * channels,
     )
 
 
@@ -103,13 +81,8 @@ def model_inputs(
 ) -> dict[str, torch.Tensor]:
     """Arguments of the Hugging Face model, for a prompt with one placeholder an image: each is repeated as it must."""
     processed = processor(list(images), return_tensors="pt")
-    num_tokens = iter((processed["image_grid_thw"].prod(dim=-1) // processor.merge_size**2).tolist())
-    expanded = [
-        token_id
-        for given in token_ids
-        for token_id in ([given] * next(num_tokens) if given == image_token_id else [given])
-    ]
-    input_ids = torch.tensor([expanded])
+    num_tokens = (processed["image_grid_thw"].prod(dim=-1) // processor.merge_size**2).tolist()
+    input_ids = expand_placeholders(token_ids, image_token_id, num_tokens)
     return {
         "input_ids": input_ids,
         "mm_token_type_ids": (input_ids == image_token_id).int(),
