@@ -12,14 +12,14 @@ from pop_engine.builder.export.attention import IMPLEMENTATION, register_attenti
 from pop_engine.builder.export.boundary import ContextRows, OnePassTail, TwoStepTail
 from pop_engine.builder.export.cache import RecordingCache
 from pop_engine.builder.export.calibrated_tail import CalibratedTail, calibrated_shapes
-from pop_engine.builder.export.failure import first_line
+from pop_engine.builder.export.failure import tracing
 from pop_engine.builder.export.families.registry import vision_family
 from pop_engine.builder.export.image_rows import DeepStack, embed_rows
 from pop_engine.builder.export.model import FakeModel, add_parameters, build_fake_model, decoder_layers, lm_head
 from pop_engine.builder.export.onnx_export import DynamicDim, example_inputs, export_module
 from pop_engine.builder.export.rotary import hold_rotary
 from pop_engine.configs import io_contract as io
-from pop_engine.configs.errors import EngineError, PopError
+from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import DType
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.plugins import attention as attention_op
@@ -130,16 +130,9 @@ def trace_graph(config: PretrainedConfig, spec: GraphSpec) -> tuple[ir.Model, di
     checkpoint's. Raises EngineError where the model class cannot be traced, or does not attend through transformers'
     attention interface.
     """
-    try:
+    with tracing(config, spec.phase):
         module, fake = _graph_module(config, spec)
         model = export_module(module, fake.mode, spec.contract, _DIMS, spec.dtype)
-    except PopError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"model type {config.model_type}: the {spec.phase} graph cannot be traced ({first_line(error)}); "
-            "--verbose shows where"
-        ) from error
     _check_attentions(model, spec, type(fake.model).__name__)
     _check_positions(model, type(fake.model).__name__)
     return model, {f"model.{name}": canonical for name, canonical in fake.canonical_names.items()}

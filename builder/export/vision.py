@@ -7,14 +7,13 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from pop_engine.builder.export.failure import first_line
+from pop_engine.builder.export.failure import tracing
 from pop_engine.builder.export.families.registry import vision_family
 from pop_engine.builder.export.families.vision_family import VisionFamily
 from pop_engine.builder.export.full_attention import IMPLEMENTATION, register_full_attention
 from pop_engine.builder.export.model import build_fake_model
 from pop_engine.builder.export.onnx_export import DynamicDim, export_module
 from pop_engine.configs import io_contract as io
-from pop_engine.configs.errors import EngineError, PopError
 from pop_engine.configs.manifest import DType
 
 _NUM_EXAMPLE_TOKENS = 6
@@ -56,15 +55,8 @@ def trace_vision(config: PretrainedConfig, spec: VisionSpec) -> tuple[ir.Model, 
         io.NUM_IMAGE_TOKENS: DynamicDim(_NUM_EXAMPLE_TOKENS),
         io.NUM_PATCHES: DynamicDim(num_patches, io.NUM_IMAGE_TOKENS, spec.patches_per_token),
     }
-    try:
+    with tracing(config, "vision"):
         fake = build_fake_model(config, spec.dtype, IMPLEMENTATION)
         module = VisionModule(family, fake.model, spec.contract)
         model = export_module(module, fake.mode, spec.contract, dims, spec.dtype)
-    except PopError:
-        raise
-    except Exception as error:
-        raise EngineError(
-            f"model type {config.model_type}: the vision graph cannot be traced ({first_line(error)}); "
-            "--verbose shows where"
-        ) from error
     return model, {f"model.{name}": canonical for name, canonical in fake.canonical_names.items()}
