@@ -6,10 +6,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from pop_engine.builder.compile.tensorrt_module import Messages, Module
 from pop_engine.builder.compile.tensorrt_weights import NO_WEIGHTS, MappedWeights
 from pop_engine.builder.passes.expose_lengths import ExpectedAttention, ExposeLengths
 from pop_engine.configs.errors import EngineError
+from pop_engine.plugins.tensorrt_messages import Messages, Module
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from pop_engine.builder.compile.tensorrt_facts import (
     read_contract,
     read_weights_inside,
 )
-from pop_engine.builder.compile.tensorrt_module import Module
 from pop_engine.builder.compile.tensorrt_network import Network, make_network
 from pop_engine.builder.compile.tensorrt_profiles import binding_range, profiles
 from pop_engine.builder.compile.tensorrt_weights import map_weights
 from pop_engine.builder.compile.timing_cache import timing_cache
 from pop_engine.configs.plan_record import PlanRecord, ProfileRecord
+from pop_engine.plugins.tensorrt_messages import Module
 
 
 def compile_plan(trt: Module, model: ir.Model, job: PlanJob, gpu: str) -> PlanRecord:

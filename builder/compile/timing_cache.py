@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pop_engine.builder.compile.tensorrt_module import Module
 from pop_engine.configs.errors import EngineError, UsageError, describe_os_error
+from pop_engine.plugins.tensorrt_messages import Module
 
 
 @contextmanager

@@ -1,15 +1,10 @@
-"""TensorRT's Python module, of the version that the plans were compiled with, and what it logs."""
+"""TensorRT's Python module, of the version that the plans were compiled with."""
 
 import importlib
-from typing import Any
 
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import TargetName
-
-# The modules have no type information, so what they make is Any throughout the sessions.
-Module = Any
-
-_MODULES: dict[TargetName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+from pop_engine.plugins.tensorrt_messages import MODULES, Module
 
 
 def load_module(target: TargetName, built_with: str, *, version_compatible: bool) -> Module:
@@ -17,7 +12,7 @@ def load_module(target: TargetName, built_with: str, *, version_compatible: bool
 
     Raises EngineError where the package or its libraries are missing, or of another version.
     """
-    name, install = _MODULES[target], f"pip install 'pop-engine[{target}]'"
+    name, install = MODULES[target], f"pip install 'pop-engine[{target}]'"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -36,28 +31,3 @@ def check_version(target: TargetName, built_with: str, found: str, *, version_co
         f"target {target}: the plans were compiled with version {built_with}, and {found} is installed; "
         f"install {built_with}, or build the engine again"
     )
-
-
-class Messages:
-    """Keeps TensorRT's last error, so that ours can say why. It must outlive whatever was made with its logger."""
-
-    def __init__(self, trt: Module) -> None:
-        errors: list[str] = []
-        severities = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
-
-        class Logger(trt.ILogger):  # type: ignore[misc]
-            """TensorRT logs through a subclass of its own class, which exists only once the module does."""
-
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                if severity in severities:
-                    errors.append(message)
-
-        self.logger = Logger()
-        self._errors = errors
-
-    def failure(self, what: str) -> EngineError:
-        """An error about `what`, with TensorRT's last words."""
-        return EngineError(f"{what}: {self._errors[-1] if self._errors else 'TensorRT gives no reason'}")

@@ -9,8 +9,8 @@ import numpy as np
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import Manifest
 from pop_engine.configs.plan_record import PlanRecord
+from pop_engine.plugins.tensorrt_messages import Messages, Module
 from pop_engine.runtime.sessions.device import Device
-from pop_engine.runtime.sessions.tensorrt_module import Messages, Module
 
 
 def plan_records(manifest: Manifest) -> tuple[PlanRecord, PlanRecord]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pop_engine.builder.compile.tensorrt_module import Messages
 from pop_engine.builder.compile.timing_cache import timing_cache
 from pop_engine.configs.errors import UsageError
+from pop_engine.plugins.tensorrt_messages import Messages
 
 
 @pytest.fixture
