@@ -1,10 +1,10 @@
 """The NVIDIA GPU of this machine: its driver, what it is, and the context that its memory and streams live in."""
 
 import importlib
-from types import TracebackType
 from typing import Any
 
 from pop_engine.configs.errors import EngineError
+from pop_engine.runtime.sessions.device_resource import DeviceResource
 
 # cuda.bindings.driver has no type information, so what it returns is Any throughout the sessions.
 Driver = Any
@@ -24,7 +24,7 @@ def load_driver() -> Driver:
         ) from error
 
 
-class Device:
+class Device(DeviceResource):
     """GPU 0 with its primary context, current on this thread. A context manager; closing it frees what is left in it.
 
     Raises EngineError where there is no driver or no GPU.
@@ -44,14 +44,6 @@ class Device:
         self._ordinal = self.call("cuDeviceGet", 0)
         self._context = self.call("cuDevicePrimaryCtxRetain", self._ordinal)
         self.make_current()
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the context back."""

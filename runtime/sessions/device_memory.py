@@ -2,12 +2,12 @@
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pop_engine.runtime.sessions.device import Device
+from pop_engine.runtime.sessions.device_resource import DeviceResource
 
 # What TensorRT asks of activation memory, and more than any kernel asks of a tensor.
 ALIGNMENT = 256
@@ -33,7 +33,7 @@ def total_bytes(sizes: Iterable[int]) -> int:
     return sum(aligned(num_bytes) for num_bytes in sizes)
 
 
-class DeviceBlock:
+class DeviceBlock(DeviceResource):
     """One allocation on the GPU, at `address`. A context manager."""
 
     def __init__(self, device: Device, num_bytes: int) -> None:
@@ -42,14 +42,6 @@ class DeviceBlock:
         # The driver refuses an allocation of nothing.
         self._pointer = device.call("cuMemAlloc", max(num_bytes, 1))
         self.address = int(self._pointer)
-
-    def __enter__(self) -> "DeviceBlock":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free it."""
@@ -62,7 +54,7 @@ class DeviceBlock:
         self._device.call("cuMemsetD8", self._pointer, 0, max(self.num_bytes, 1))
 
 
-class PinnedBlock:
+class PinnedBlock(DeviceResource):
     """Page-locked host memory, which the GPU reads and writes without the driver's own copy. A context manager."""
 
     def __init__(self, device: Device, num_bytes: int) -> None:
@@ -71,14 +63,6 @@ class PinnedBlock:
         self.address = int(self._pointer)
         content = (ctypes.c_uint8 * num_bytes).from_address(self.address)
         self.content: NDArray[np.uint8] = np.ctypeslib.as_array(content)
-
-    def __enter__(self) -> "PinnedBlock":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free it; nothing may read `content` after that."""

@@ -1,9 +1,9 @@
 """The stream that all work is put on, in order, and the CUDA graphs captured from it."""
 
 from collections.abc import Callable
-from types import TracebackType
 
 from pop_engine.runtime.sessions.device import Device
+from pop_engine.runtime.sessions.device_resource import DeviceResource
 
 
 class DeviceGraph:
@@ -28,7 +28,7 @@ class DeviceGraph:
             self._device.call("cuGraphExecDestroy", executable)
 
 
-class DeviceStream:
+class DeviceStream(DeviceResource):
     """One stream; `handle` is what TensorRT and ONNX Runtime take. A context manager."""
 
     def __init__(self, device: Device) -> None:
@@ -37,14 +37,6 @@ class DeviceStream:
         flags = device.driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = device.call("cuStreamCreate", flags)
         self.handle = int(self._stream)
-
-    def __enter__(self) -> "DeviceStream":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Destroy it."""
