@@ -1,14 +1,14 @@
 """`pop-build`: turn a checkpoint into an engine directory."""
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 from typing import get_args
 
 from pop_engine.builder.preset_table import preset_table
+from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, load_options
-from pop_engine.configs.errors import UsageError, exit_with_message
+from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.io_contract import Boundary
 from pop_engine.configs.manifest import DType, TargetName, WeightsMode
 from pop_engine.configs.plan_options import DEFAULT_RTX_GPU, LAYOUTS, OPTIMIZATION_LEVELS, RTX_GPUS
@@ -83,8 +83,7 @@ def _print_presets() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise UsageError("torch and transformers are not installed; `pip install 'pop-engine[build]'` brings them")
+    require_build_packages()
     config = _config(arguments)
     # torch and transformers take seconds to import: not for --help, and not before the flags are known to be right.
     from pop_engine.builder.pipeline import build

@@ -1,11 +1,11 @@
 """`pop-analyze`: how much each layer matters at prefill and at decode, and a plan of which to prune."""
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
 from pop_engine.configs.errors import UsageError, exit_with_message
 
@@ -52,8 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise UsageError("torch and transformers are not installed; `pip install 'pop-engine[build]'` brings them")
+    require_build_packages()
     _check_files(arguments.out, arguments.plot, force=arguments.force)
     # torch and transformers take seconds to import: not for --help.
     from pop_engine.builder.analysis.policy import parse_policy

@@ -1,11 +1,11 @@
 """`pop-calibrate`: fit a model's tail to its own K and V, for pop-build to use."""
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, resolve_build
 from pop_engine.configs.errors import UsageError, exit_with_message
 
@@ -47,8 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise UsageError("torch and transformers are not installed; `pip install 'pop-engine[build]'` brings them")
+    require_build_packages()
     # torch and transformers take seconds to import: not for --help.
     from pop_engine.builder.analysis.calibrate import CalibrationOptions, calibrate
     from pop_engine.builder.checkpoint.source import open_checkpoint
