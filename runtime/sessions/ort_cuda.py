@@ -16,10 +16,10 @@ from pop_engine.configs.manifest import Limits, Manifest
 from pop_engine.runtime.kv_cache import SlotRange
 from pop_engine.runtime.memory_estimate import device_estimate
 from pop_engine.runtime.sessions.device import open_device
-from pop_engine.runtime.sessions.device_call import Inputs, call_inputs, dims_of, logits_binding, shape_of
+from pop_engine.runtime.sessions.device_call import Inputs, dims_of, logits_binding, shape_of
+from pop_engine.runtime.sessions.device_session import DeviceSession
 from pop_engine.runtime.sessions.device_stream import DeviceStream
 from pop_engine.runtime.sessions.device_tensors import CallSpace, DeviceTensors
-from pop_engine.runtime.sessions.session import ImageRows
 
 PROVIDER, DEVICE_TYPE = "CUDAExecutionProvider", "cuda"
 # New tokens that a decode call takes at once: of one sequence, for CUDA's attention takes no more of several.
@@ -94,16 +94,11 @@ class _Graph:
         bind(declared.name, DEVICE_TYPE, 0, _ONNX_TYPES[declared.dtype], shape_of(declared, dims), address)
 
 
-class OrtCudaSession:
+class OrtCudaSession(DeviceSession):
     """The target `ort-cuda`. Weights are inputs of both graphs, so two sessions share one copy of them.
 
     Raises EngineError where ONNX Runtime, the driver or the free memory are not what the engine needs.
     """
-
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        with ExitStack() as opened:
-            self._open(directory, manifest, opened)
-            self._opened = opened.pop_all()
 
     def _open(self, directory: Path, manifest: Manifest, opened: ExitStack) -> None:
         require_provider()
@@ -125,52 +120,20 @@ class OrtCudaSession:
         )
         self._prefill_contract, self._decode_contract = (record.contract for record in records)
 
-    def prefill(
-        self,
-        slot: int,
-        token_ids: NDArray[np.int64],
-        cache_len: int,
-        num_boundary: int,
-        images: ImageRows | None = None,
-    ) -> NDArray[np.float32]:
-        """See Session."""
-        assert images is None, "a graph with image inputs is refused when it is loaded"
-        cache_lens, slots = np.array([cache_len]), SlotRange(slot, 1)
-        if num_boundary == len(token_ids):
-            # Not every CUDA kernel takes zero context rows; a decode step has none.
-            return self.decode(slots, token_ids[None], cache_lens).reshape(num_boundary, -1)
-        assert num_boundary <= 1, "a build with a wider window in one pass is refused"
-        inputs = call_inputs(self._prefill_contract, token_ids[None], cache_lens, num_boundary)
-        logits = self._run(self._prefill, slots, inputs, wants_logits=num_boundary > 0)
-        return np.empty((0, self._vocab_size), np.float32) if logits is None else logits.reshape(num_boundary, -1)
+    def _max_rows(self, slots: SlotRange) -> int:
+        return MAX_FEW_TOKENS if slots.count == 1 else 1
 
-    def decode(
-        self,
-        slots: SlotRange,
-        token_ids: NDArray[np.int64],
-        cache_lens: NDArray[np.int64],
-        images: ImageRows | None = None,
-    ) -> NDArray[np.float32]:
-        """See Session. Several new tokens of several sequences go in one call each."""
-        assert images is None, "a graph with image inputs is refused when it is loaded"
-        most = MAX_FEW_TOKENS if slots.count == 1 else 1
-        pieces: list[NDArray[np.float32]] = []
-        for start in range(0, token_ids.shape[1], most):
-            piece = token_ids[:, start : start + most]
-            inputs = call_inputs(self._decode_contract, piece, cache_lens + start, num_boundary=1)
-            logits = self._run(self._decode, slots, inputs, wants_logits=True)
-            assert logits is not None
-            pieces.append(logits)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+    def _run_prefill(self, slots: SlotRange, inputs: Inputs, *, wants_logits: bool) -> NDArray[np.float32] | None:
+        return self._run(self._prefill, slots, inputs, wants_logits=wants_logits)
 
-    def close(self) -> None:
-        """See Session."""
-        self._opened.close()
+    def _run_decode(self, slots: SlotRange, inputs: Inputs) -> NDArray[np.float32]:
+        logits = self._run(self._decode, slots, inputs, wants_logits=True)
+        assert logits is not None
+        return logits
 
     def _run(
         self, graph: _Graph, slots: SlotRange, inputs: Inputs, *, wants_logits: bool
     ) -> NDArray[np.float32] | None:
-        self._device.make_current()
         buffers = self._tensors.buffers
         buffers.write(inputs)
         buffers.upload()

@@ -13,11 +13,11 @@ from pop_engine.configs.manifest import Manifest
 from pop_engine.runtime.kv_cache import SlotRange
 from pop_engine.runtime.memory_estimate import device_estimate
 from pop_engine.runtime.sessions.device import open_device
-from pop_engine.runtime.sessions.device_call import Inputs, call_inputs, dims_of, logits_binding, shape_of
+from pop_engine.runtime.sessions.device_call import Inputs, dims_of, logits_binding, shape_of
 from pop_engine.runtime.sessions.device_memory import DeviceBlock
+from pop_engine.runtime.sessions.device_session import DeviceSession
 from pop_engine.runtime.sessions.device_stream import DeviceStream
 from pop_engine.runtime.sessions.device_tensors import CallSpace, DeviceTensors
-from pop_engine.runtime.sessions.session import ImageRows
 from pop_engine.runtime.sessions.tensorrt_context import PlanContext
 from pop_engine.runtime.sessions.tensorrt_module import load_module
 from pop_engine.runtime.sessions.tensorrt_plan import Plan, check_gpu, load_plans, plan_records
@@ -27,7 +27,7 @@ from pop_engine.runtime.sessions.tensorrt_step import TokenStep
 Shape = tuple[int, ...]
 
 
-class TensorRTSession:
+class TensorRTSession(DeviceSession):
     """The targets `tensorrt` and `tensorrt-rtx`.
 
     Contexts share one activation buffer: all work is on one stream, so no two are ever at work. In the layout with
@@ -35,11 +35,6 @@ class TensorRTSession:
     Raises EngineError, before a plan is touched, where package, version, driver, GPU or free memory are not what the
     engine needs: a plan deserialised on the wrong machine can crash the process.
     """
-
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        with ExitStack() as opened:
-            self._open(directory, manifest, opened)
-            self._opened = opened.pop_all()
 
     def _open(self, directory: Path, manifest: Manifest, opened: ExitStack) -> None:
         target, records = manifest.target, plan_records(manifest)
@@ -58,6 +53,7 @@ class TensorRTSession:
         self._contexts: dict[str, PlanContext] = {}
         self._prefill, self._decode = load_plans(trt, directory, records)
         opened.callback(self._drop)
+        self._prefill_contract, self._decode_contract = self._prefill.record.contract, self._decode.record.contract
         self._decode_rows = spaces[1].largest[io.SEQ] if self._decode is not self._prefill else 1
         activation_bytes = max(self._prefill.activation_bytes, self._decode.activation_bytes)
         # Where the plan holds the weights, they are on the GPU by now.
@@ -68,64 +64,27 @@ class TensorRTSession:
         self._tensors = DeviceTensors(self._device, self._stream, directory, manifest, spaces)
         opened.callback(self._tensors.close)
 
-    def prefill(
-        self,
-        slot: int,
-        token_ids: NDArray[np.int64],
-        cache_len: int,
-        num_boundary: int,
-        images: ImageRows | None = None,
-    ) -> NDArray[np.float32]:
-        """See Session."""
-        assert images is None, "a graph with image inputs is refused when it is loaded"
-        cache_lens, slots = np.array([cache_len]), SlotRange(slot, 1)
-        if num_boundary == len(token_ids):
-            # A chunk without context rows is a decode step, and the decode plan is tuned for it.
-            return self.decode(slots, token_ids[None], cache_lens).reshape(num_boundary, -1)
-        assert num_boundary <= 1, "a build with a wider window in one pass is refused"
-        self._device.make_current()
-        inputs = call_inputs(self._prefill.record.contract, token_ids[None], cache_lens, num_boundary)
-        context = self._context(self._prefill, "prefill")
-        shape = self._prepare(self._prefill, context, slots, inputs)
-        self._put(context, shape if num_boundary else None)
-        self._stream.wait()
-        if not num_boundary:
-            return np.empty((0, self._vocab_size), np.float32)
-        return self._tensors.buffers.logits(shape, self._dtype).reshape(num_boundary, -1)
+    def _max_rows(self, slots: SlotRange) -> int:
+        return self._decode_rows
 
-    def decode(
-        self,
-        slots: SlotRange,
-        token_ids: NDArray[np.int64],
-        cache_lens: NDArray[np.int64],
-        images: ImageRows | None = None,
-    ) -> NDArray[np.float32]:
-        """See Session. More new tokens than the plan takes at once go in several calls."""
-        assert images is None, "a graph with image inputs is refused when it is loaded"
-        self._device.make_current()
-        most = self._decode_rows
-        pieces = [
-            self._decode_call(slots, token_ids[:, start : start + most], cache_lens + start)
-            for start in range(0, token_ids.shape[1], most)
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+    def _run_prefill(self, slots: SlotRange, inputs: Inputs, *, wants_logits: bool) -> NDArray[np.float32] | None:
+        shape = self._run(self._prefill, "prefill", slots, inputs, wants_logits=wants_logits)
+        return self._tensors.buffers.logits(shape, self._dtype) if wants_logits else None
 
-    def close(self) -> None:
-        """See Session."""
-        self._opened.close()
-
-    def _decode_call(
-        self, slots: SlotRange, token_ids: NDArray[np.int64], cache_lens: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        inputs = call_inputs(self._decode.record.contract, token_ids, cache_lens, num_boundary=1)
-        if token_ids.shape[1] == 1:
+    def _run_decode(self, slots: SlotRange, inputs: Inputs) -> NDArray[np.float32]:
+        if inputs[io.INPUT_IDS].shape[1] == 1:
             shape = self._token_step(slots, inputs)
         else:
-            context = self._context(self._decode, "few tokens")
-            shape = self._prepare(self._decode, context, slots, inputs)
-            self._put(context, shape)
-            self._stream.wait()
+            shape = self._run(self._decode, "few tokens", slots, inputs, wants_logits=True)
         return self._tensors.buffers.logits(shape, self._dtype)
+
+    def _run(self, plan: Plan, use: str, slots: SlotRange, inputs: Inputs, *, wants_logits: bool) -> Shape:
+        """Run a call whose shapes are its own, and wait for it. Returns the shape of its logits."""
+        context = self._context(plan, use)
+        shape = self._prepare(plan, context, slots, inputs)
+        self._put(context, shape if wants_logits else None)
+        self._stream.wait()
+        return shape
 
     def _token_step(self, slots: SlotRange, inputs: Inputs) -> Shape:
         """Run the step of one new token a slot; the first time for these slots it is set up."""
