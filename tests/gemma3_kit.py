@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from image_kit import END, IMAGE, START
+from image_kit import END, IMAGE, START, generate_greedily
 from pop_reference import PromptImages
 
 NUM_LAYERS, VOCAB_SIZE, HIDDEN_SIZE = 3, 320, 64
@@ -152,16 +152,7 @@ def hf_logits(hf_model: Any, prompt: Prompt, answer: list[int], *, images_whole:
 
 def hf_greedy(hf_model: Any, prompt: Prompt, max_tokens: int) -> tuple[list[int], NDArray[np.float32]]:
     """Tokens and logits of Hugging Face's `generate`."""
-    found = hf_model.generate(
-        **prompt.arguments(),
-        max_new_tokens=max_tokens,
-        min_new_tokens=max_tokens,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    tokens = [int(token_id) for token_id in found.sequences[0, prompt.input_ids.shape[1] :]]
-    return tokens, torch.cat(found.logits).numpy()
+    return generate_greedily(hf_model, prompt.arguments(), max_tokens)
 
 
 def golden_images(prompt: Prompt, hf_model: Any) -> PromptImages | None:

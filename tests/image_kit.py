@@ -1,5 +1,6 @@
 """What the tests of models with images share: a tiny Qwen3-VL, prompts with images, and its graphs run by hand."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -323,16 +324,23 @@ def hf_logits(hf_model: Any, prompt: Prompt, answer: list[int]) -> Array:
     return logits
 
 
-def hf_greedy(hf_model: Any, prompt: Prompt, max_tokens: int) -> tuple[list[int], Array]:
-    """The same of Hugging Face's `generate`."""
-    hf_model.model.rope_deltas = None
+def generate_greedily(
+    hf_model: Any, arguments: Mapping[str, torch.Tensor], max_tokens: int
+) -> tuple[list[int], NDArray[np.float32]]:
+    """Tokens and logits of Hugging Face's `generate`, exactly so many."""
     found = hf_model.generate(
-        **prompt.arguments(),
+        **arguments,
         max_new_tokens=max_tokens,
         min_new_tokens=max_tokens,
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,
     )
-    tokens = [int(token_id) for token_id in found.sequences[0, prompt.input_ids.shape[1] :]]
+    tokens = [int(token_id) for token_id in found.sequences[0, arguments["input_ids"].shape[1] :]]
     return tokens, torch.cat(found.logits).numpy()
+
+
+def hf_greedy(hf_model: Any, prompt: Prompt, max_tokens: int) -> tuple[list[int], Array]:
+    """The same for a prompt, whose positions are its own."""
+    hf_model.model.rope_deltas = None
+    return generate_greedily(hf_model, prompt.arguments(), max_tokens)

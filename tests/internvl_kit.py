@@ -13,7 +13,7 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
-from image_kit import END, IMAGE, START, VIDEO
+from image_kit import END, IMAGE, START, VIDEO, generate_greedily
 from pop_reference import PromptImages
 from vision_engine_kit import save_image_tokenizer
 
@@ -156,16 +156,7 @@ def hf_image_text(num_tiles: int) -> str:
 
 def hf_greedy(hf_model: Any, prompt: Prompt, max_tokens: int) -> tuple[list[int], NDArray[np.float32]]:
     """Tokens and logits of Hugging Face's `generate`."""
-    found = hf_model.generate(
-        **prompt.arguments(),
-        max_new_tokens=max_tokens,
-        min_new_tokens=max_tokens,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    tokens = [int(token_id) for token_id in found.sequences[0, prompt.input_ids.shape[1] :]]
-    return tokens, torch.cat(found.logits).numpy()
+    return generate_greedily(hf_model, prompt.arguments(), max_tokens)
 
 
 def golden_images(prompt: Prompt, hf_model: Any) -> PromptImages | None:

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
+from image_answers import write_settings
 from image_kit import END, IMAGE, MERGE, NUM_LAYERS, PATCH, START, VIDEO, processor, tiny_config
 from pop_engine.builder.checkpoint.model_config import config_from_mapping
 from pop_engine.builder.checkpoint.source import ConfigOnlyCheckpoint
@@ -36,16 +36,8 @@ def facts_of(folder: Path | None, plan: PrunePlan = PLAN) -> ImageFacts:
     return facts
 
 
-def write_settings(folder: Path, **changes: Any) -> Path:
-    """The processor's file, with these changes."""
-    processor().save_pretrained(folder)
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-    return folder
-
-
 def test_facts_are_those_of_the_checkpoints_files(tmp_path: Path) -> None:
-    facts = facts_of(write_settings(tmp_path, image_mean=[0.5, 0.25, 0.125], do_rescale=False))
+    facts = facts_of(write_settings(processor(), tmp_path, {"image_mean": [0.5, 0.25, 0.125], "do_rescale": False}))
     assert facts.patches is not None
     assert (facts.patches.patch_size, facts.patches.merge_size, facts.patches.num_grid_per_side) == (PATCH, MERGE, 6)
     assert (facts.patches.min_pixels, facts.patches.max_pixels) == (16 * 16, 64 * 64)
@@ -57,7 +49,7 @@ def test_facts_are_those_of_the_checkpoints_files(tmp_path: Path) -> None:
 
 
 def test_old_names_of_the_sizes_are_understood(tmp_path: Path) -> None:
-    folder = write_settings(tmp_path, min_pixels=64, max_pixels=640)
+    folder = write_settings(processor(), tmp_path, {"min_pixels": 64, "max_pixels": 640})
     patches = facts_of(folder).patches
     assert patches is not None
     assert (patches.min_pixels, patches.max_pixels) == (64, 640)
@@ -73,7 +65,7 @@ def test_without_files_the_classes_defaults_hold() -> None:
 
 
 def test_frames_of_videos_are_those_of_the_checkpoints_file(tmp_path: Path) -> None:
-    facts = facts_of(write_settings(tmp_path))
+    facts = facts_of(write_settings(processor(), tmp_path, {}))
     assert facts.video is not None
     assert (facts.video.fps, facts.video.min_frames) == (Qwen3VLVideoProcessor.fps, Qwen3VLVideoProcessor.min_frames)
     settings = {"fps": 1, "min_frames": 2, "size": {"shortest_edge": 96, "longest_edge": 960}}
@@ -87,7 +79,7 @@ def test_frames_of_videos_are_those_of_the_checkpoints_file(tmp_path: Path) -> N
 def test_files_are_copied(tmp_path: Path) -> None:
     source, engine = tmp_path / "source", tmp_path / "engine"
     engine.mkdir()
-    write_settings(source)
+    write_settings(processor(), source, {})
     (source / "video_preprocessor_config.json").write_text("{}", encoding="utf-8")
     names = save_processor(FolderCheckpoint(source), engine)
     assert set(names) == {"preprocessor_config.json", "video_preprocessor_config.json"}
@@ -96,7 +88,7 @@ def test_files_are_copied(tmp_path: Path) -> None:
 
 
 def test_patches_of_another_model_are_refused(tmp_path: Path) -> None:
-    folder = write_settings(tmp_path, patch_size=PATCH + 1)
+    folder = write_settings(processor(), tmp_path, {"patch_size": PATCH + 1})
     with pytest.raises(UsageError, match=f"has patch_size {PATCH + 1}, its vision tower {PATCH}"):
         facts_of(folder)
 

@@ -1,6 +1,5 @@
 """Every family of the table: built, run and compared, or refused with the words that the table gives."""
 
-import json
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from families.family_check import FamilyResult, check_family
+from families.family_record import check_recorded
 from families.family_table import FAMILIES, REFUSED, WORKING
 
 # fp32 rounding, relative to the largest logit. Seen: below 1e-6.
@@ -55,16 +55,7 @@ def test_family_is_refused(name: str, results: Results) -> None:
 
 
 def _check_recorded(name: str, result: FamilyResult) -> None:
-    """Operator counts and words are those on record, so that a change which alters a graph is seen.
-
-    UPDATE_FAMILIES=1 records instead; `python -m pop_engine.tools.family_table` makes the README's table of it.
-    """
-    recorded = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    """Operator counts and words are those on record."""
     found: dict[str, object] = {"features": FAMILIES[name].features}
     found |= {"refusal": result.refusal} if result.refusal else {"operators": result.operators}
-    if os.environ.get("UPDATE_FAMILIES"):
-        recorded[name] = found
-        ordered = {known: recorded[known] for known in FAMILIES if known in recorded}
-        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    else:
-        assert recorded.get(name) == found, f"{name} differs from {RESULTS.name}; UPDATE_FAMILIES=1 records it anew"
+    check_recorded(RESULTS, name, found)

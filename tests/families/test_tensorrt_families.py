@@ -1,6 +1,5 @@
 """Every family compiled for TensorRT-RTX, without a GPU: it works, or it is refused with the words on record."""
 
-import json
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from families.family_record import check_recorded
 from families.family_table import FAMILIES
 from families.tensorrt_check import check_tensorrt
 
@@ -42,10 +42,4 @@ def test_family_on_tensorrt_rtx(name: str, results: Results) -> None:
     found = results[name].result()
     assert "\n" not in found
     assert FAMILIES[name].refused in found
-    recorded = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
-    if os.environ.get("UPDATE_FAMILIES"):
-        recorded[name] = found
-        ordered = {known: recorded[known] for known in FAMILIES if known in recorded}
-        RECORD.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    else:
-        assert recorded.get(name) == found, f"{name} differs from {RECORD.name}; UPDATE_FAMILIES=1 records it anew"
+    check_recorded(RECORD, name, found)

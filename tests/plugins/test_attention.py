@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from operator_kit import cache_writes
 from pop_engine.builder.passes.group_query_attention import LowerAttention
 from pop_engine.plugins import attention, kv_cache_update
 
@@ -189,15 +190,7 @@ def pop_graph(case: Case) -> ir.Model:
     inputs = {name: value_of(name, shape) for name, shape in shapes.items()}
     for name in ("cache_len", "total_len"):
         inputs[name] = value_of(name, ["batch"], ir.DataType.INT64)
-    nodes, presents = [], []
-    for kind in ("key", "value"):
-        past = inputs[f"past_{kind}.0"]
-        pieces = [inputs[name] for name in (f"context_{kind}", kind) if name in inputs]
-        update = ir.node(kv_cache_update.OP_TYPE, [past, inputs["cache_len"], *pieces], domain=kv_cache_update.DOMAIN)
-        present = update.outputs[0]
-        present.name, present.shape, present.type = f"present_{kind}.0", past.shape, past.type
-        nodes.append(update)
-        presents.append(present)
+    nodes, presents = cache_writes(inputs)
     attend = ir.node(
         attention.OP_TYPE,
         [inputs["query"], *presents, inputs["total_len"]],

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transformers.masking_utils import and_masks, blockwise_overlay, causal_mask_function, or_masks
 from transformers.masking_utils import sliding_window_overlay as window_overlay
 
+from operator_kit import cache_writes
 from pop_engine.builder.passes.group_query_attention import LowerAttention
 from pop_engine.builder.passes.standard_attention import LowerStandardAttention
 from pop_engine.configs.errors import EngineError
@@ -137,15 +138,7 @@ def pop_graph(case: Case) -> ir.Model:
     inputs = {name: value_of(name, shape) for name, shape in shapes.items()}
     inputs |= {name: value_of(name, ["batch"], ir.DataType.INT64) for name in ("cache_len", "total_len")}
     inputs["image_ids"] = value_of("image_ids", ["batch", "seq"], ir.DataType.INT64)
-    nodes, presents = [], []
-    for kind in ("key", "value"):
-        past = inputs[f"past_{kind}.0"]
-        pieces = [inputs[name] for name in (f"context_{kind}", kind) if name in inputs]
-        update = ir.node(kv_cache_update.OP_TYPE, [past, inputs["cache_len"], *pieces], domain=kv_cache_update.DOMAIN)
-        present = update.outputs[0]
-        present.name, present.shape, present.type = f"present_{kind}.0", past.shape, past.type
-        nodes.append(update)
-        presents.append(present)
+    nodes, presents = cache_writes(inputs)
     attend = ir.node(
         attention.OP_TYPE,
         [inputs["query"], *presents, inputs["total_len"], None, inputs["image_ids"]],

@@ -1,15 +1,11 @@
 """Gemma 3 with images, end to end: against Hugging Face, and POP against the paper's method."""
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from engine_kit import EngineKit, cached, chunks_of, relative_error, stacked, taken_slots
 from gemma3_kit import (
@@ -27,6 +23,7 @@ from gemma3_kit import (
     make_prompt,
     save_tiny_gemma3,
 )
+from image_answers import logits_of, unpruned
 from image_kit import IMAGE, random_image
 from pop_engine.builder.export.families.gemma3 import Gemma3
 from pop_engine.configs.errors import UsageError
@@ -75,24 +72,6 @@ def hf_model(checkpoint: Path) -> Any:
 @pytest.fixture
 def engine(build_engine: EngineKit, checkpoint: Path) -> Engine:
     return build_engine(checkpoint, **OPTIONS)
-
-
-@contextmanager
-def unpruned(engine: Engine) -> Iterator[Engine]:
-    """Within it, every token of a prompt goes through the tail in full: the full model's numbers."""
-    manifest = engine.manifest
-    engine.manifest = dataclasses.replace(manifest, boundary_window=MAX_SEQ_LEN)
-    try:
-        yield engine
-    finally:
-        engine.manifest = manifest
-
-
-def logits_of(engine: Engine, prompt: Prompt, answer: Sequence[int]) -> NDArray[np.float32]:
-    """Logits after the prompt and after each token of an answer."""
-    with taken_slots(engine, 1) as (slot,):
-        rows = [engine.prefill(slot, engine.encode_images(prompt.token_ids, list(map(as_png, prompt.images))))]
-        return np.stack(rows + [engine.decode_step([slot], [token])[0] for token in answer])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 57), (200, 12)])

@@ -11,7 +11,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from engine_kit import EngineKit, chunks_of, random_tokens, relative_error, taken_slots
-from image_kit import random_image
+from image_kit import generate_greedily, random_image
 from vision_engine_kit import as_png
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("one_torch_thread")]
@@ -82,18 +82,8 @@ def processor() -> Any:
 def hf_greedy(hf_model: Any, token_ids: list[int], images: list[Image.Image]) -> tuple[list[int], Any]:
     ids = torch.tensor([token_ids])
     pixels = {"pixel_values": processor()(images, return_tensors="pt")["pixel_values"]} if images else {}
-    found = hf_model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        token_type_ids=(ids == IMAGE).int(),
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **pixels,
-    )
-    return found.sequences[0, len(token_ids) :].tolist(), torch.cat(found.logits).numpy()
+    arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": (ids == IMAGE).int()}
+    return generate_greedily(hf_model, arguments | pixels, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("max_prefill_len", [128, TOKENS_PER_IMAGE])

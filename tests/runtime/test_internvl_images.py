@@ -1,18 +1,16 @@
 """InternVL with images, end to end: against Hugging Face, and POP against the paper's method."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine_kit import EngineKit, cached, chunks_of, relative_error, stacked, taken_slots
+from image_answers import logits_of, unpruned
 from image_kit import random_image
 from internvl_kit import (
     TOKENS_PER_TILE,
@@ -77,26 +75,8 @@ def engine(build_engine: EngineKit, checkpoint: Path) -> Engine:
     return build_engine(checkpoint, **OPTIONS)
 
 
-@contextmanager
-def unpruned(engine: Engine) -> Iterator[None]:
-    """Within it, every token of a prompt goes through the tail in full: the full model's numbers."""
-    manifest = engine.manifest
-    engine.manifest = dataclasses.replace(manifest, boundary_window=MAX_SEQ_LEN)
-    try:
-        yield
-    finally:
-        engine.manifest = manifest
-
-
 def files_of(prompt: Prompt) -> list[bytes]:
     return list(map(as_png, prompt.images))
-
-
-def logits_of(engine: Engine, prompt: Prompt, answer: Sequence[int]) -> NDArray[np.float32]:
-    """Logits after the prompt and after each token of an answer."""
-    with taken_slots(engine, 1) as (slot,):
-        rows = [engine.prefill(slot, engine.encode_images(prompt.token_ids, files_of(prompt)))]
-        return np.stack(rows + [engine.decode_step([slot], [token])[0] for token in answer])
 
 
 def test_the_images_have_the_tiles_that_are_meant() -> None:

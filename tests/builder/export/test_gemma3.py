@@ -1,12 +1,11 @@
 """Gemma 3 with images: what a build finds out about them, and what it refuses."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gemma3_kit import HIDDEN_SIZE, IMAGE_SIZE, NUM_TOKENS, VOCAB_SIZE, processor, tiny_config
+from image_answers import write_settings
 from image_kit import END, IMAGE, START
 from pop_engine.builder.checkpoint.model_config import config_from_mapping
 from pop_engine.builder.checkpoint.preset import load_preset
@@ -19,16 +18,8 @@ def facts_of(folder: Path | None) -> ImageFacts:
     return Gemma3().image_facts(tiny_config(), folder)
 
 
-def write_settings(folder: Path, **changes: Any) -> Path:
-    """The processor's file, with these changes."""
-    processor().save_pretrained(folder)
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-    return folder
-
-
 def test_facts_are_those_of_the_checkpoints_files(tmp_path: Path) -> None:
-    facts = facts_of(write_settings(tmp_path, image_mean=[0.5, 0.25, 0.125], do_rescale=False))
+    facts = facts_of(write_settings(processor(), tmp_path, {"image_mean": [0.5, 0.25, 0.125], "do_rescale": False}))
     assert facts.fixed_size == FixedSizeRecord(IMAGE_SIZE, NUM_TOKENS)
     assert facts.placeholders == PlaceholderRecord(IMAGE, START, END)
     assert (facts.pixels.image_mean, facts.pixels.rescale_factor) == ((0.5, 0.25, 0.125), 1.0)
@@ -50,14 +41,14 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 
 
 def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
-    folder = write_settings(tmp_path, size={"height": 16, "width": IMAGE_SIZE})
+    folder = write_settings(processor(), tmp_path, {"size": {"height": 16, "width": IMAGE_SIZE}})
     with pytest.raises(UsageError, match=r"its image processor has size 16x32, its vision tower 32x32"):
         facts_of(folder)
 
 
 def test_crops_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="do_pan_and_scan on, which is not supported"):
-        facts_of(write_settings(tmp_path, do_pan_and_scan=True))
+        facts_of(write_settings(processor(), tmp_path, {"do_pan_and_scan": True}))
 
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """InternVL: what a build finds out about its images, and what it refuses."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from transformers import InternVLConfig
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
+from image_answers import write_settings
 from image_kit import IMAGE
 from internvl_kit import HIDDEN_SIZE, MAX_TILES, TILE_SIZE, TOKENS_PER_TILE, processor, tiny_config
 from pop_engine.builder.export.families.internvl import InternVL
@@ -19,16 +19,8 @@ def facts_of(folder: Path | None) -> ImageFacts:
     return InternVL().image_facts(tiny_config(), folder)
 
 
-def write_settings(folder: Path, **changes: Any) -> Path:
-    """The processor's file, with these changes."""
-    processor().save_pretrained(folder)
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-    return folder
-
-
 def test_facts_are_those_of_the_checkpoints_files(tmp_path: Path) -> None:
-    facts = facts_of(write_settings(tmp_path, image_mean=[0.5, 0.25, 0.125], min_patches=2))
+    facts = facts_of(write_settings(processor(), tmp_path, {"image_mean": [0.5, 0.25, 0.125], "min_patches": 2}))
     assert facts.tiles == TileRecord(TILE_SIZE, TOKENS_PER_TILE, 2, MAX_TILES)
     assert facts.placeholders == PlaceholderRecord(IMAGE)
     assert facts.pixels.image_mean == (0.5, 0.25, 0.125)
@@ -49,7 +41,7 @@ def test_without_files_the_classes_defaults_hold() -> None:
 
 
 def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
-    folder = write_settings(tmp_path, size={"height": 16, "width": TILE_SIZE})
+    folder = write_settings(processor(), tmp_path, {"size": {"height": 16, "width": TILE_SIZE}})
     with pytest.raises(UsageError, match=r"its image processor has size 16x28, its vision tower 28x28"):
         facts_of(folder)
 
@@ -57,7 +49,7 @@ def test_a_processor_of_another_size_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("min_patches", [0, MAX_TILES + 1])
 def test_impossible_numbers_of_tiles_are_refused(tmp_path: Path, min_patches: int) -> None:
     with pytest.raises(UsageError, match=f"min_patches {min_patches}, max_patches {MAX_TILES}; expected 1 or more"):
-        facts_of(write_settings(tmp_path, min_patches=min_patches))
+        facts_of(write_settings(processor(), tmp_path, {"min_patches": min_patches}))
 
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:
