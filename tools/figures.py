@@ -98,7 +98,8 @@ def _decode(result: DecodeResult) -> str:
     header = ["batch", "engine, ms a step", "decode graph alone, ms a step", "ratio"]
     return (
         f"**Decode**: the engine's one session against a plain session of `decode.onnx`, {result.context_len} tokens "
-        f"in each slot. {_origin(result.machine)}\n\n" + _table(header, rows)
+        f"in each slot, both over the engine's own kind of cache memory. {_origin(result.machine)}\n\n"
+        + _table(header, rows)
     )
 
 
@@ -127,9 +128,19 @@ def _builds(result: BuildsResult) -> str:
         ]
         for row in result.rows
     ]
-    return f"**Builds**, verification included. {_origin(result.machine)}\n\n" + _table(
-        ["command", "seconds", "peak of all processes, MB", "weights, MB", "plans, MB", "matrix products / attentions"],
-        rows,
+    return (
+        f"**Builds**, with the verification that ort-cpu builds with weights end in. {_origin(result.machine)}\n\n"
+        + _table(
+            [
+                "command",
+                "seconds",
+                "peak of all processes, MB",
+                "weights, MB",
+                "plans, MB",
+                "matrix products / attentions",
+            ],
+            rows,
+        )
     )
 
 
