@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pop_engine.builder.graph import BuiltGraph, GraphJob
 
 _PRELOADED = "pop_engine.builder.graph"
+_END_S = 5.0
 
 
 def graph_context() -> ForkServerContext | SpawnContext:
@@ -61,6 +62,8 @@ class GraphProcess:
                 f"the process that traces the {self._phase} graph was ended (exit code {self._process.exitcode}), "
                 "usually for lack of memory; free some and build again"
             ) from error
+        # It has nothing left to do but to give back what its libraries hold of the system.
+        self._process.join(_END_S)
         if isinstance(result, BaseException):
             raise result
         return result
