@@ -133,7 +133,15 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def start_build(kit: CliKit, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pop_engine.builder.cli", "-m", str(kit.checkpoint), "-o", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # As from a terminal: where the tests run in a shell's background, Ctrl-C would be ignored, and inherited so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_until(moment: Callable[[], object], build: subprocess.Popen[str]) -> None:
