@@ -1,7 +1,6 @@
 """Virtual gates: one factor on both residual branches of every layer (PAPER.md, Virtual gates), in any model.
 
-A layer's branches are found while it runs: whatever is added to what came in is a branch. So pre-norm, post-norm and
-parallel blocks need no code of their own.
+A layer's branches are found while it runs (residual.py), so no block needs code of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,16 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from pop_engine.builder.analysis.residual import ResidualStream, layer_input, layer_output
 from pop_engine.builder.export.model import decoder_layers
 from pop_engine.configs.errors import UsageError
 
-_SUMS = frozenset({torch.add, torch.Tensor.add, torch.Tensor.add_})
-# What gives the residual stream back as it was, perhaps in another shape.
-_UNCHANGED = frozenset({torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.contiguous, functional.dropout})
 _NUM_CHECK_TOKENS = 8
 
 _Forward = Callable[..., Any]
@@ -59,8 +54,7 @@ def check_gates(model: PreTrainedModel) -> None:
 def _identity_required(model: PreTrainedModel) -> Iterator[None]:
     def hook_of(layer_idx: int) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-            given = args[0] if args else kwargs["hidden_states"]
-            if not torch.equal(_hidden(output), given):
+            if not torch.equal(layer_output(output), layer_input(args, kwargs)):
                 raise UsageError(_refusal(model, layer_idx))
 
         return hook
@@ -89,48 +83,19 @@ def _gate(run: _Forward, gate: torch.Tensor, prefill_len: int, refusal: str) -> 
         factors = torch.where(is_prefill, gate[0], gate[1])[:, None].to(hidden_states)
         with _ResidualGate(hidden_states, factors) as residual:
             output = run(hidden_states, *args, **kwargs)
-        if not residual.num_branches or not residual.carries(_hidden(output)):
+        if not residual.num_branches or not residual.carries(layer_output(output)):
             raise UsageError(refusal)
         return output
 
     return forward
 
 
-def _hidden(output: Any) -> torch.Tensor:
-    """A layer's hidden states: its output, or the first of a tuple."""
-    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden
-
-
-class _ResidualGate(TorchFunctionMode):
-    """Follows the residual stream through one layer's forward and multiplies what is added to it."""
+class _ResidualGate(ResidualStream):
+    """Multiplies what is added to the residual stream."""
 
     def __init__(self, stream: torch.Tensor, factors: torch.Tensor) -> None:
-        self.num_branches = 0
-        # The tensors, not their ids: those are given to others once a tensor is gone.
-        self._stream = [stream]
+        super().__init__(stream)
         self._factors = factors
 
-    def carries(self, value: object) -> bool:
-        """Whether this is the stream."""
-        return any(value is tensor for tensor in self._stream)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        is_sum = func in _SUMS and self._adds_branch(args)
-        if is_sum:
-            self.num_branches += 1
-            args = tuple(value if self.carries(value) else value * self._factors for value in args)
-        result = func(*args, **(kwargs or {}))
-        if is_sum or (func in _UNCHANGED and self.carries(args[0])):
-            self._stream.append(result)
-        return result
-
-    def _adds_branch(self, args: tuple[Any, ...]) -> bool:
-        return (
-            len(args) == 2
-            and all(isinstance(value, torch.Tensor) for value in args)
-            and args[0].shape == args[1].shape
-            and self.carries(args[0]) != self.carries(args[1])
-        )
+    def branch(self, value: torch.Tensor) -> torch.Tensor:
+        return value * self._factors
