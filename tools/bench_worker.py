@@ -2,8 +2,7 @@
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,12 +11,45 @@ import numpy as np
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.runtime.engine import Engine
 from pop_engine.runtime.memory import peak_memory_bytes
-from pop_engine.tools.bench_message import BenchReply, BenchRequest
+from pop_engine.tools.bench.load import time_load
+from pop_engine.tools.bench.subject import Prompts, time_batch
+from pop_engine.tools.bench_message import BenchReply, BenchRequest, send
+
+__all__ = ["EngineSubject", "main", "measure", "send", "serve"]
+
+
+class EngineSubject:
+    """An engine of ours: a prompt is prefilled into a slot, and then the next prompt into another."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._slots: list[int] = []
+
+    def reserve(self, batch_size: int, max_len: int) -> None:
+        """Give the slots back and take others."""
+        self.close()
+        self._slots = [self._engine.allocate_slot() for _ in range(batch_size)]
+
+    def prefill(self, prompts: Prompts) -> Iterator[int]:
+        """First tokens, one after another."""
+        for slot, prompt in zip(self._slots, prompts, strict=True):
+            yield int(np.argmax(self._engine.prefill(slot, prompt)))
+
+    def decode_step(self, token_ids: Sequence[int]) -> list[int]:
+        """Next tokens, all in one step."""
+        found: list[int] = np.argmax(self._engine.decode_step(self._slots, token_ids), axis=-1).tolist()
+        return found
+
+    def close(self) -> None:
+        """Give the slots back."""
+        for slot in self._slots:
+            self._engine.free_slot(slot)
+        self._slots = []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the engine and serve requests until stdin ends."""
-    parser = argparse.ArgumentParser(prog="bench_worker", description="Time one engine for bench.")
+    parser = argparse.ArgumentParser(prog="bench_worker", description="Time one engine for a benchmark.")
     parser.add_argument("engine", type=Path)
     parser.add_argument("--threads", type=int, default=None)
     arguments = parser.parse_args(argv)
@@ -34,29 +66,14 @@ def serve(path: Path, threads: int | None) -> int:
 
 
 def measure(engine: Engine, request: BenchRequest) -> BenchReply:
-    """Run one request. Slots are taken and given back outside the timed parts."""
-    slots = [engine.allocate_slot() for _ in request.prompts]
-    ttft_ms, step_ms, tokens = [], [], []
-    for slot, prompt in zip(slots, request.prompts, strict=True):
-        start = time.perf_counter()
-        tokens.append(int(np.argmax(engine.prefill(slot, prompt))))
-        ttft_ms.append(_milliseconds_since(start))
-    for _ in range(request.num_settling_steps + request.num_decode_steps):
-        start = time.perf_counter()
-        tokens = np.argmax(engine.decode_step(slots, tokens), axis=-1).tolist()
-        step_ms.append(_milliseconds_since(start))
-    for slot in slots:
-        engine.free_slot(slot)
-    return BenchReply(tuple(ttft_ms), tuple(step_ms[request.num_settling_steps :]), peak_memory_bytes())
-
-
-def _milliseconds_since(start: float) -> float:
-    return (time.perf_counter() - start) * 1000
-
-
-def send(reply: BenchReply) -> None:
-    """Write a reply line."""
-    print(msgspec.json.encode(reply).decode(), flush=True)
+    """Run one request: a batch, or a load of requests."""
+    if request.concurrency is not None:
+        return time_load(engine, request)
+    subject = EngineSubject(engine)
+    try:
+        return time_batch(subject, request)
+    finally:
+        subject.close()
 
 
 if __name__ == "__main__":

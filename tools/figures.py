@@ -11,12 +11,14 @@ from pathlib import Path
 import msgspec
 
 from pop_engine.configs.errors import UsageError, exit_with_message
+from pop_engine.tools.bench.result import BenchResult
 from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
+from pop_engine.tools.bench_figures import render_ttft
 from pop_engine.tools.bench_memory import MemoryResult
-from pop_engine.tools.bench_result import BenchResult
 from pop_engine.tools.calibration_table import CalibrationTable
 from pop_engine.tools.machine import Machine
+from pop_engine.tools.markdown import markdown_table, origin
 from pop_engine.tools.spread import Spread
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -43,12 +45,12 @@ def write_figures(folder: Path, readme: Path) -> int:
 
 def render_figures(folder: Path) -> str:
     """All tables, as Markdown."""
-    ttft = msgspec.json.decode((folder / "ttft.json").read_bytes(), type=BenchResult)
+    ttft = BenchResult.load(folder / "ttft.json")
     decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
     memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
     builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
     calibration = msgspec.json.decode((folder / "calibration.json").read_bytes(), type=CalibrationTable)
-    blocks = [_machine(ttft.machine), _ttft(ttft), _decode(decode), _memory(memory), _builds(builds)]
+    blocks = [_machine(ttft.runs[0].machine), render_ttft(ttft), _decode(decode), _memory(memory), _builds(builds)]
     blocks.append(_calibration(calibration))
     return "\n\n".join(blocks)
 
@@ -57,31 +59,6 @@ def _machine(machine: Machine) -> str:
     return (
         f"Measured on {machine.num_cores} cores of an {machine.cpu_model} ({machine.memory_bytes / 1e9:.0f} GB), "
         f"ONNX Runtime {machine.onnxruntime_version}, fp32, by `make bench`. The files are in `benchmarks/`."
-    )
-
-
-def _origin(machine: Machine) -> str:
-    return f"(`{machine.commit}`, {machine.date[:10]})"
-
-
-def _ttft(result: BenchResult) -> str:
-    rows = [
-        [
-            str(row.input_len),
-            _milliseconds(row.full),
-            _milliseconds(row.pop),
-            f"**{row.ratio:.2f}×**",
-            f"{row.bound:.2f}×",
-            f"{row.ratio_to_bound:.2f}",
-        ]
-        for row in result.ttft
-    ]
-    header = ["prompt tokens", "full engine, ms", "POP, ms", "ratio", "bound", "ratio / bound"]
-    return (
-        f"**Time to the first token**, {result.pop.model}, {result.pop.num_tail_layers} tail layers, "
-        f"{result.pop.boundary}; median (10th to 90th percentile) of {result.ttft[0].pop.count} alternating runs. "
-        "The bound counts the floating-point operations of all matrix products, attention's included. "
-        f"{_origin(result.machine)}\n\n" + _table(header, rows)
     )
 
 
@@ -98,8 +75,8 @@ def _decode(result: DecodeResult) -> str:
     header = ["batch", "engine, ms a step", "decode graph alone, ms a step", "ratio"]
     return (
         f"**Decode**: the engine's one session against a plain session of `decode.onnx`, {result.context_len} tokens "
-        f"in each slot, both over the engine's own kind of cache memory. {_origin(result.machine)}\n\n"
-        + _table(header, rows)
+        f"in each slot, both over the engine's own kind of cache memory. {origin(result.machine)}\n\n"
+        + markdown_table(header, rows)
     )
 
 
@@ -113,7 +90,9 @@ def _memory(result: MemoryResult) -> str:
         for row in result.rows
     ]
     header = ["boundary", "weights, MB", "cache used, MB", "peak of `pop-run`, MB", "1.15 × weights + cache + 200, MB"]
-    return f"**Memory**, {result.rows[0].num_tokens} tokens. {_origin(result.machine)}\n\n" + _table(header, rows)
+    return f"**Memory**, {result.rows[0].num_tokens} tokens. {origin(result.machine)}\n\n" + markdown_table(
+        header, rows
+    )
 
 
 def _builds(result: BuildsResult) -> str:
@@ -129,8 +108,8 @@ def _builds(result: BuildsResult) -> str:
         for row in result.rows
     ]
     return (
-        f"**Builds**, with the verification that ort-cpu builds with weights end in. {_origin(result.machine)}\n\n"
-        + _table(
+        f"**Builds**, with the verification that ort-cpu builds with weights end in. {origin(result.machine)}\n\n"
+        + markdown_table(
             [
                 "command",
                 "seconds",
@@ -160,18 +139,13 @@ def _calibration(result: CalibrationTable) -> str:
         f"documents, {result.context_len} tokens of context, the continuation scored by the full model; maps fitted on "
         f"{result.num_fit_tokens:,} tokens. Without context the loss is {result.nll_without_context:.3f} nats a token, "
         f"with the full model {result.nll_full:.3f}; the benefit kept is the share of that gap. "
-        f"By `tools/calibration_table.py`, text from `tools/local_text.py`. {_origin(result.machine)}\n\n"
-        + _table(["tail layers", "prefill", "boundary window", "loss", "benefit kept"], rows)
+        f"By `tools/calibration_table.py`, text from `tools/local_text.py`. {origin(result.machine)}\n\n"
+        + markdown_table(["tail layers", "prefill", "boundary window", "loss", "benefit kept"], rows)
     )
 
 
 def _milliseconds(spread: Spread) -> str:
     return f"{spread.median:.1f} ({spread.p10:.1f} to {spread.p90:.1f})"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---:" for _ in header], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

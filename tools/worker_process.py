@@ -5,7 +5,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import IO, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -32,10 +32,16 @@ class WorkerProcess:
     (DESIGN.md, Traps), and switching spinning off would change what is measured.
     """
 
-    def __init__(self, command: Sequence[str], name: str) -> None:
-        """Start the worker and wait until it has loaded. Raises EngineError where it ends instead."""
+    def __init__(self, command: Sequence[str], name: str, stderr: IO[bytes] | None = None) -> None:
+        """Start the worker and wait until it has loaded. Raises EngineError where it ends instead.
+
+        With `stderr`, a file, what the worker says goes there, and its last line into the error.
+        """
         self._name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+        self._stderr = stderr
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
+        )
         try:
             self.peak_memory_bytes = self._receive(BenchReply).peak_memory_bytes
             self._pause()
@@ -89,4 +95,14 @@ class WorkerProcess:
 
     def _ended(self) -> EngineError:
         code = self._process.wait()
-        return EngineError(f"{self._name}: its worker ended with exit code {code}; its own message is above, if any")
+        said = self._last_line()
+        more = f" ({said})" if said else "; its own message is above, if any"
+        return EngineError(f"{self._name}: its worker ended with exit code {code}{more}")
+
+    def _last_line(self) -> str:
+        """What the worker said last, which is where Python names an exception."""
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,1 @@
+"""Other engines that pop-bench can time, a file each."""

@@ -1,0 +1,16 @@
+"""What the README's measured tables share."""
+
+from collections.abc import Sequence
+
+from pop_engine.tools.machine import Machine
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns align to the right."""
+    lines = [header, ["---:" for _ in header], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def origin(machine: Machine) -> str:
+    """Where a figure comes from: commit and day."""
+    return f"(`{machine.commit}`, {machine.date[:10]})"
