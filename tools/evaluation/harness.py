@@ -39,7 +39,7 @@ class PopEngineLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self._engine = Engine.load(engine, threads=threads)
         manifest = self._engine.manifest
-        self._text = EvalText(Path(engine), manifest)
+        self._text = EvalText(Path(engine), manifest.tokenizer)
         self._name = manifest.source.name
 
     @property

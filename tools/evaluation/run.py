@@ -31,7 +31,7 @@ def evaluate(options: EvalOptions) -> EvalResult:
     engine = Path(options.subject)
     pop = Manifest.load(engine)
     require_weights(options.subject, pop)
-    text, data = EvalText(engine, pop), read_examples(options.data, options.limit)
+    text, data = EvalText(engine, pop.tokenizer), read_examples(options.data, options.limit)
     documents = encode(options, data, text, pop)
     with full_engine(options.against, pop) as full_path, TemporaryDirectory(prefix="pop-eval-") as folder:
         full = Manifest.load(full_path)

@@ -20,8 +20,9 @@ from pop_engine.tools.evaluation.result import (
 )
 from pop_engine.tools.evaluation.run import encode, make_setting, make_workload, require_weights, start_worker
 from pop_engine.tools.evaluation.scores import losses_by_position, summarize
-from pop_engine.tools.evaluation.sweep_engines import SweepEngines, work_folder
+from pop_engine.tools.evaluation.sweep_engines import SweepEngines, work_record
 from pop_engine.tools.evaluation.text import EvalText
+from pop_engine.tools.evaluation.work_folder import work_folder
 from pop_engine.tools.machine import describe_machine
 
 
@@ -30,13 +31,14 @@ def sweep(options: EvalOptions) -> SweepResult:
     sweep_options = options.sweep
     assert sweep_options is not None, "only called for a sweep"
     data = read_examples(options.data, options.limit)
-    with work_folder(options.subject, sweep_options) as work, TemporaryDirectory(prefix="pop-eval-") as folder:
+    record = work_record(options.subject, sweep_options)
+    with work_folder(sweep_options.work_dir, record) as work, TemporaryDirectory(prefix="pop-eval-") as folder:
         engines = SweepEngines(options.subject, sweep_options, work)
         full_path = Path(options.against or engines.engine(0, calibrated=False))
         full = Manifest.load(full_path)
         require_weights(str(full_path), full)
         _check_tails(sweep_options, full)
-        text = EvalText(full_path, full)
+        text = EvalText(full_path, full.tokenizer)
         workload = make_workload(encode(options, data, text, full), options, full)
         with start_worker(full_path, options) as full_worker:
             full_run = run_full(full_worker, workload, Path(folder))

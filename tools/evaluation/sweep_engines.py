@@ -1,25 +1,17 @@
 """The engines of a sweep: built below one folder, or found there."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import msgspec
-
-from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import MANIFEST_NAME, file_sha256
 from pop_engine.tools.evaluation.builds import POP_CALIBRATE, build, run_command
 from pop_engine.tools.evaluation.options import SweepOptions
 from pop_engine.tools.evaluation.progress import show_progress
 
-_WORK_NAME = "pop-eval.json"
-
 
 @dataclass(frozen=True)
-class _WorkRecord:
+class WorkRecord:
     """What the engines of a work folder are made of; another sweep cannot use them."""
 
     model: str
@@ -77,29 +69,9 @@ class SweepEngines:
         return path
 
 
-@contextmanager
-def work_folder(model: str, options: SweepOptions) -> Iterator[Path]:
-    """The folder that was given, if it is for this sweep; else one that is removed at the end."""
-    if options.work_dir is None:
-        with TemporaryDirectory(prefix="pop-eval-") as folder:
-            yield Path(folder)
-        return
-    options.work_dir.mkdir(parents=True, exist_ok=True)
-    record, path = _record(model, options), options.work_dir / _WORK_NAME
-    if path.is_file():
-        if path.read_bytes() != msgspec.json.encode(record):
-            raise UsageError(
-                f"--work-dir {options.work_dir}: holds the engines of a sweep with another model or other options; "
-                "choose another folder"
-            )
-    elif any(options.work_dir.iterdir()):
-        raise UsageError(f"--work-dir {options.work_dir}: is in use; choose an empty or a new folder")
-    path.write_bytes(msgspec.json.encode(record))
-    yield options.work_dir
-
-
-def _record(model: str, options: SweepOptions) -> _WorkRecord:
+def work_record(model: str, options: SweepOptions) -> WorkRecord:
+    """What the engines of a sweep are made of."""
     path = None if options.calibrate in (None, "self") else Path(str(options.calibrate))
     sha256 = None if path is None else file_sha256(path)
     flags = (options.calibrate_tokens, options.boundary_window, options.max_seq_len)
-    return _WorkRecord(model, options.calibrate, sha256, *flags)
+    return WorkRecord(model, options.calibrate, sha256, *flags)

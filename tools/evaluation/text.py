@@ -1,11 +1,11 @@
-"""Text to tokens for an evaluation, by the tokenizer of an engine directory and without its session."""
+"""Text to tokens for an evaluation, by a tokenizer and without a session."""
 
 from pathlib import Path
 
 import tokenizers
 
 from pop_engine.configs.errors import UsageError
-from pop_engine.configs.manifest import TOKENIZER_NAME, Manifest
+from pop_engine.configs.manifest import TOKENIZER_NAME, TokenizerRecord
 from pop_engine.runtime.chat_template import ChatMessage, ChatTemplate
 from pop_engine.runtime.tokenizer import Tokenizer
 
@@ -13,9 +13,11 @@ from pop_engine.runtime.tokenizer import Tokenizer
 class EvalText:
     """Prompts as pop-run encodes them, and answers, which continue a text and so have no special tokens."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        """Raises UsageError where the engine has no tokenizer, EngineError where its file is damaged."""
-        record = manifest.tokenizer
+    def __init__(self, directory: Path, record: TokenizerRecord | None) -> None:
+        """Of the folder that holds tokenizer.json, and what is recorded of it.
+
+        Raises UsageError where there is no tokenizer, EngineError where its file is damaged.
+        """
         if record is None:
             raise UsageError(f"{directory}: has no tokenizer, so text cannot be evaluated; build from a model with one")
         self._tokenizer = Tokenizer.load(directory, record)

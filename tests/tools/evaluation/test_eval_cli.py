@@ -70,7 +70,7 @@ def test_every_score_is_that_of_the_reference(
 ) -> None:
     code, result, _ = run
     assert code == 0
-    model, text = tiny.hf_model(), EvalText(engines[1], Manifest.load(engines[1]))
+    model, text = tiny.hf_model(), EvalText(engines[1], Manifest.load(engines[1]).tokenizer)
     expected_benefit = [0.0, 0.0]
     for document, line in zip(result.documents, LINES, strict=True):
         prompt, answer = split(line, model, text)

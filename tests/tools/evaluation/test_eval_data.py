@@ -23,7 +23,7 @@ def directory(tiny: TinyModels) -> Path:
 
 @pytest.fixture(scope="module")
 def text(directory: Path) -> EvalText:
-    return EvalText(directory, Manifest.load(directory))
+    return EvalText(directory, Manifest.load(directory).tokenizer)
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -128,9 +128,8 @@ def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_a_tokenizer(directory: Path) -> None:
-    manifest = dataclasses.replace(Manifest.load(directory), tokenizer=None)
     with pytest.raises(UsageError, match="has no tokenizer, so text cannot be evaluated"):
-        EvalText(directory, manifest)
+        EvalText(directory, None)
 
 
 def test_engines_that_are_no_pair(directory: Path) -> None:

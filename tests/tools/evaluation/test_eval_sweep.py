@@ -77,7 +77,7 @@ def test_tails_are_measured_and_the_longest_is_named(
     assert main(command) == 0
     assert builds == ["pop-calibrate"] * 2
     assert main([*command, "--boundary-window", "2"]) == 2
-    assert "holds the engines of a sweep with another model or other options" in capsys.readouterr().err
+    assert "holds what was made for another model or with other options" in capsys.readouterr().err
 
 
 def test_options_reach_the_builds_and_nothing_is_left(
