@@ -10,6 +10,7 @@ and which of an image's tokens see each other (Gemma 3), is written here.
 Notation of the paper: L layers, P of them tail, K = L - P trunk, a prompt x_1 … x_N.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,12 +101,25 @@ def pruned_prefill(
     The trunk runs in full. A tail layer does only k_l and v_l, from h_K, which passes it unchanged. With a cache,
     the tokens come after those that it holds: more of a conversation.
     """
+    tail = range(_num_trunk_layers(model, num_tail_layers), len(_decoder(model).layers))
+    return prefill_without(model, token_ids, tail, cache, images)
+
+
+@torch.no_grad()
+def prefill_without(
+    model: Model,
+    token_ids: list[int],
+    pruned: Collection[int],
+    cache: ReferenceCache | None = None,
+    images: PromptImages | None = None,
+) -> ReferenceCache:
+    """The same with the layers of any indices pruned: each writes its K and V of what reaches it."""
     cache = empty_cache(model) if cache is None else cache
     if not token_ids:
         return cache
     hidden, rotary = _embed(model, token_ids, cache.num_tokens, images)
     for layer_idx, layer in enumerate(_decoder(model).layers):
-        if layer_idx < _num_trunk_layers(model, num_tail_layers):
+        if layer_idx not in pruned:
             hidden = _full_layer(layer, layer_idx, hidden, rotary[layer_idx], cache, images)
         else:
             cache.append(layer_idx, *_project_key_value(layer, layer.input_layernorm(hidden), rotary[layer_idx]))

@@ -17,22 +17,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: EvalOptions) -> int:
     # The tokenizer and the report's library take a while to import: not for --help.
-    from pop_engine.tools.evaluation.report import result_page, sweep_page
+    if options.ablations is not None:
+        return _run_ablations(options)
+    if options.sweep is not None:
+        return _run_sweep(options)
+    from pop_engine.tools.evaluation.report import result_page
     from pop_engine.tools.evaluation.run import evaluate
-    from pop_engine.tools.evaluation.sweep import sweep
-    from pop_engine.tools.evaluation.table import format_result, format_sweep
+    from pop_engine.tools.evaluation.table import format_result
 
-    if options.sweep is None:
-        result = evaluate(options)
-        _write(options.json_file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-        _write(options.html_file, result_page(result).encode())
-        print(format_result(result))
-        return 1 if result.within_max_loss is False else 0
+    result = evaluate(options)
+    _write_files(options, result, result_page(result))
+    print(format_result(result))
+    return 1 if result.within_max_loss is False else 0
+
+
+def _run_sweep(options: EvalOptions) -> int:
+    from pop_engine.tools.evaluation.report import sweep_page
+    from pop_engine.tools.evaluation.sweep import sweep
+    from pop_engine.tools.evaluation.table import format_sweep
+
     swept = sweep(options)
-    _write(options.json_file, msgspec.json.format(msgspec.json.encode(swept), indent=2) + b"\n")
-    _write(options.html_file, sweep_page(swept).encode())
+    _write_files(options, swept, sweep_page(swept))
     print(format_sweep(swept))
     return 1 if swept.setting.max_loss_percent is not None and swept.longest is None else 0
+
+
+def _run_ablations(options: EvalOptions) -> int:
+    from pop_engine.tools.ablations.report import ablation_page
+    from pop_engine.tools.ablations.run import run_ablations
+    from pop_engine.tools.ablations.table import format_ablations
+
+    result = run_ablations(options)
+    _write_files(options, result, ablation_page(result))
+    print(format_ablations(result))
+    return 0
+
+
+def _write_files(options: EvalOptions, result: object, page: str) -> None:
+    _write(options.json_file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    _write(options.html_file, page.encode())
 
 
 def _write(path: Path | None, content: bytes) -> None:
