@@ -20,6 +20,7 @@ from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, resolve_build
 from pop_engine.configs.errors import PopError, UsageError
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.tools.ablations.block_influence import block_influence
 from pop_engine.tools.ablations.catalogue import Ablation
 from pop_engine.tools.ablations.kept import KeptScores, WorkRecord
 from pop_engine.tools.ablations.result import AblationResult, AblationRow, FitRecord, FullScores, describe_versions
@@ -32,6 +33,8 @@ from pop_engine.tools.evaluation.run import make_setting
 from pop_engine.tools.evaluation.text import EvalText
 from pop_engine.tools.evaluation.work_folder import work_folder
 from pop_engine.tools.machine import describe_machine
+
+_NUM_HELD_OUT = 5
 
 
 def run_ablations(options: EvalOptions) -> AblationResult:
@@ -54,7 +57,9 @@ def run_ablations(options: EvalOptions) -> AblationResult:
         with progress.step("model") as advance:
             model = load_model(checkpoint, "fp32", advance)
         fitted = _Fitted(checkpoint, model, plan, asked, work, progress)
-        subject = Subject(model, plan, lambda: fitted.text.token_ids, lambda: fitted.calibration)
+        subject = Subject(
+            model, plan, lambda: fitted.text.token_ids, lambda: fitted.influence, lambda: fitted.calibration
+        )
         measuring = _Measuring(subject, KeptScores(work), progress)
         scored = measuring.full(documents, options.max_tokens, frozenset(text.eos_token_ids))
         rows = tuple(measuring.row(ablation, scored) for ablation in asked.ablations)
@@ -111,13 +116,19 @@ class _Fitted:
             return fit_text(self.asked.calibrate, num_tokens, self.checkpoint, self.model, advance)
 
     @cached_property
+    def influence(self) -> list[float]:
+        return block_influence(self.model, self.text.token_ids)
+
+    @cached_property
     def calibration(self) -> Calibration:
         """As pop-calibrate makes it. Raises EngineError where it does not help."""
         assert self.asked.calibrate is not None, "checked with the options"
         folder = self.work / "calibration"
         if (folder / CALIBRATION_NAME).is_file():
             return load_calibration(folder)
-        options = CalibrationOptions(self.asked.calibrate, self.asked.calibrate_tokens or DEFAULT_NUM_TOKENS)
+        num_tokens = self.asked.calibrate_tokens or DEFAULT_NUM_TOKENS
+        # Few are held out: the documents that are scored are a check of their own.
+        options = CalibrationOptions(self.asked.calibrate, num_tokens, num_held_out=_NUM_HELD_OUT)
         found = calibrate(self.checkpoint, self.plan, options, self.progress)
         found.save(folder)
         return found

@@ -13,6 +13,8 @@ from pop_engine.builder.checkpoint.checkpoint import Checkpoint
 from pop_engine.builder.export.model import model_dims
 
 DEFAULT_NUM_TOKENS = 33_000
+# A baseline reads its text in one call, which holds every activation of a layer: 2 GB for a model of 1B.
+MAX_BASELINE_TOKENS = 16_000
 # As in calibration; a model that was trained for less reads shorter pieces.
 _CONTEXT_LEN = 512
 _SEED = 0
@@ -34,12 +36,13 @@ def fit_text(
     model: PreTrainedModel,
     progress: Callable[[int, int], None],
 ) -> FitText:
-    """About `num_tokens` tokens of a file or of the model's own text, in pieces as calibration has them.
+    """About `num_tokens` tokens, 16,000 at most, of a file or of the model's own text, cut as for calibration.
 
     Raises UsageError where the file cannot be read, or has too little text.
     """
     longest_context = model_dims(checkpoint.hf_config).max_position_embeddings - CONTINUATION_LEN - 2
-    size = CorpusSize(num_tokens, num_held_out=1, context_len=min(_CONTEXT_LEN, longest_context))
+    context_len = min(_CONTEXT_LEN, longest_context)
+    size = CorpusSize(min(num_tokens, MAX_BASELINE_TOKENS), num_held_out=1, context_len=context_len)
     if data == SELF:
         corpus = self_corpus(model, size, _SEED, progress)
     else:

@@ -11,7 +11,7 @@ from pop_engine.builder.analysis.calibrate import calibrated_reference
 from pop_engine.builder.analysis.calibration import Calibration
 from pop_engine.builder.reference import Reference
 from pop_engine.configs.prune_plan import PrunePlan
-from pop_engine.tools.ablations.block_influence import block_influence, least_influential
+from pop_engine.tools.ablations.block_influence import least_influential
 from pop_engine.tools.ablations.catalogue import AblationName
 from pop_engine.tools.ablations.passing import passed_by
 from pop_engine.tools.ablations.pop import no_boundary_prediction, pop_prediction
@@ -26,12 +26,14 @@ from pop_engine.tools.ablations.wanda import wanda_pruned
 class Subject:
     """What is pruned: a model, how many of its layers, and how to get what is fitted on text.
 
-    `token_ids` gives text [B, S]; `calibration` fits the tail. Both are asked only where they are needed.
+    `token_ids` gives text [B, S], `influence` each layer's Block Influence on it, and `calibration` fits the tail. They
+    are asked only where they are needed.
     """
 
     model: PreTrainedModel
     plan: PrunePlan
     token_ids: Callable[[], torch.Tensor]
+    influence: Callable[[], list[float]]
     calibration: Callable[[], Calibration]
 
 
@@ -96,7 +98,7 @@ def _remove_last(subject: Subject) -> Iterator[Variant]:
 
 @contextmanager
 def _shortgpt(subject: Subject) -> Iterator[Variant]:
-    layers = least_influential(block_influence(subject.model, subject.token_ids()), subject.plan.num_tail_layers)
+    layers = least_influential(subject.influence(), subject.plan.num_tail_layers)
     with _removed(subject.model, layers) as variant:
         yield variant
 
@@ -104,9 +106,7 @@ def _shortgpt(subject: Subject) -> Iterator[Variant]:
 @contextmanager
 def _shortgpt_25(subject: Subject) -> Iterator[Variant]:
     count = max(subject.plan.num_hidden_layers // 4, 1)
-    with _removed(
-        subject.model, least_influential(block_influence(subject.model, subject.token_ids()), count)
-    ) as variant:
+    with _removed(subject.model, least_influential(subject.influence(), count)) as variant:
         yield variant
 
 
