@@ -4,25 +4,29 @@ from collections.abc import Sequence
 from math import log
 
 from pop_engine.configs.calibration import Estimate
+from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.configs.prune_plan_file import ImportanceRecord
 from pop_engine.tools.evaluation.svg import HEIGHT, WIDTH, Plot, Point, Series, draw
 
 # The writer leaves colours to the page; a file on its own brings them.
 _STYLE = """
 text { font: 12px sans-serif; fill: #333 }
-.grid { stroke: #ddd } .axis { stroke: #333; fill: none }
+.grid { stroke: #ddd } .band { fill: #f1f3f6 } .axis { stroke: #333; fill: none }
 .series-0 { stroke: #1f6fb2; fill: #1f6fb2 } .series-1 { stroke: #c8501e; fill: #c8501e }
 polyline { fill: none; stroke-width: 1.5 } .series-0 text, .series-1 text { stroke: none }
 """
 
 
 def importance_svg(record: ImportanceRecord) -> str:
-    """A whole file. The vertical axis is logarithmic; a layer whose importance is 0 has no point."""
+    """A whole file, the paper's tail marked. The vertical axis is logarithmic; an importance of 0 has no point."""
+    tail = PrunePlan.last_third(len(record.prefill)).tail
     plot = Plot(
         f"Importance of each layer: {record.model}, {record.num_samples} samples",
-        f"layer; bars are standard errors over {record.num_samples} samples",
-        "importance",
+        f"layer of {record.model}; bars are standard errors over {record.num_samples} samples",
+        "importance: E[(∂L/∂g)²]",
         [Series("prefill", _points(record.prefill), 0), Series("decode", _points(record.decode), 1)],
+        band=(tail.start - 0.5, tail.stop - 0.5),
+        band_name="last third",
         y_format=_power,
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}">'

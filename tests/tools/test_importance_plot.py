@@ -43,5 +43,15 @@ def test_the_axis_has_values_not_exponents() -> None:
     picture = drawn([1000.0, 100.0, 10.0, 1.0], [1.0, 1.0, 1.0, 1.0])
     labels = {text.text for text in picture.iter(f"{SVG}text")}
     assert {"1", "10", "100", "1000"} <= labels
-    assert "layer; bars are standard errors over 8 samples" in labels
+    assert "layer of a<b; bars are standard errors over 8 samples" in labels
     assert picture.find(f"{SVG}svg").get("aria-label") == "Importance of each layer: a<b, 8 samples"  # type: ignore[union-attr]
+
+
+def test_the_last_third_is_marked() -> None:
+    """Of six layers two: from between the fourth and the fifth to the edge."""
+    picture = drawn([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [1.0] * 6)
+    circles = [float(circle.get("cx", "")) for circle in series(picture, 0).iter(f"{SVG}circle")]
+    (band,) = (found for found in picture.iter(f"{SVG}rect") if found.get("class") == "band")
+    start, end = float(band.get("x", "")), float(band.get("x", "")) + float(band.get("width", ""))
+    assert start == pytest.approx((circles[3] + circles[4]) / 2, abs=0.11)
+    assert end > circles[5]

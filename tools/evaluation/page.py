@@ -29,7 +29,7 @@ th { color: var(--dim); font-weight: 600; } .number { text-align: right; white-s
 figure { margin: 0; } figcaption { color: var(--dim); font-size: .9rem; }
 svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } svg text { fill: var(--text); }
 .grid { stroke: var(--line); stroke-width: .6; } .axis { stroke: var(--dim); fill: none; }
-.limit { stroke: var(--dim); stroke-dasharray: 5 4; }
+.limit { stroke: var(--dim); stroke-dasharray: 5 4; } .band { fill: var(--soft); }
 .series-0 { stroke: var(--s0); fill: var(--s0); } .series-1 { stroke: var(--s1); fill: var(--s1); }
 .series-2 { stroke: var(--s2); fill: var(--s2); } svg polyline { fill: none; stroke-width: 1.6; }
 svg text { stroke: none; }

@@ -1,6 +1,6 @@
 """Plots as SVG text: points with error bars and lines over two axes. Colours are the page's style classes.
 
-Classes: `series-N` on everything of series N, `grid`, `axis`, `limit`; text takes the page's colour.
+Classes: `series-N` on everything of series N, `grid`, `axis`, `limit`, `band`; text takes the page's colour.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Two axes and what is drawn over them. `limit` is a horizontal line, `diagonal` the line of x = y."""
+    """Two axes and what is drawn over them.
+
+    `limit` is a horizontal line, `diagonal` the line of x = y, `band` a stretch of the horizontal axis.
+    """
 
     title: str
     x_title: str
@@ -48,6 +51,8 @@ class Plot:
     limit: float | None = None
     limit_name: str = ""
     diagonal: bool = False
+    band: tuple[float, float] | None = None
+    band_name: str = ""
     x_format: Callable[[float], str] = field(default=lambda value: f"{value:g}")
     y_format: Callable[[float], str] = field(default=lambda value: f"{value:g}")
 
@@ -73,6 +78,7 @@ def draw(plot: Plot) -> str:
     frame = _frame(plot)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot.title)}">',
+        *_band(plot, frame),
         *_axes(plot, frame),
         *_lines(plot, frame),
         *(part for series in plot.series for part in _series(series, frame)),
@@ -106,6 +112,17 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     # A single value still needs a range around it.
     margin = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
     return low - margin, high + margin
+
+
+def _band(plot: Plot, frame: _Frame) -> list[str]:
+    if plot.band is None:
+        return []
+    start, end = (min(max(frame.x(edge), LEFT), WIDTH - RIGHT) for edge in plot.band)
+    size = f'width="{end - start:.1f}" height="{HEIGHT - TOP - BOTTOM}"'
+    return [
+        f'<rect class="band" x="{start:.1f}" y="{TOP}" {size}/>',
+        _text((start + end) / 2, TOP + 14, plot.band_name, "middle"),
+    ]
 
 
 def _axes(plot: Plot, frame: _Frame) -> list[str]:
