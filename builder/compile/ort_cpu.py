@@ -13,7 +13,7 @@ from pop_engine.builder.passes.full_attention import LowerFullAttention
 from pop_engine.builder.passes.group_query_attention import LowerAttention
 from pop_engine.builder.passes.linear_weights import FuseWeightTranspose
 from pop_engine.builder.passes.managed_weights import AttachWeights
-from pop_engine.builder.passes.skip_empty_context import SkipEmptyContext
+from pop_engine.builder.passes.stack_tail import StackTail
 from pop_engine.builder.passes.static_reshape import StaticReshape
 from pop_engine.configs.io_contract import NUM_BOUNDARY, Boundary, Phase
 from pop_engine.configs.manifest import PartitionCheck, TargetName
@@ -47,7 +47,7 @@ class OrtCpu:
             StaticReshape(),
             CommonSubexpressionEliminationPass(),
             RemoveUnusedNodesPass(),
-            SkipEmptyContext(),
+            StackTail(),
             AttachWeights(weights, layout),
         ]
 

@@ -19,18 +19,11 @@ SMOLLM2: Plan = (30, 10)
 plans = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"tail{plan[1]}of{plan[0]}")
 
 
-def branch(choice: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """A branch of an If."""
-    found: onnx.GraphProto = next(attribute.g for attribute in choice.attribute if attribute.name == name)
-    return found
-
-
 @dataclass
 class Graph:
-    """One graph of an engine without its weights; `nodes` includes those that run only for context rows."""
+    """One graph of an engine without its weights."""
 
     path: Path
-    choices: list[onnx.NodeProto] = field(init=False)
     nodes: list[onnx.NodeProto] = field(init=False)
     makers: dict[str, onnx.NodeProto] = field(init=False)
     weights: dict[str, tuple[str, ...]] = field(init=False)
@@ -38,8 +31,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         graph = onnx.load(str(self.path), load_external_data=False).graph
-        self.choices = [node for node in graph.node if node.op_type == "If"]
-        self.nodes = [*graph.node, *(node for choice in self.choices for node in branch(choice, "then_branch").node)]
+        self.nodes = list(graph.node)
         self.makers = {output: node for node in self.nodes for output in node.output if output}
         self.weights = {
             weight.name: tuple(sorted(f"{entry.key}={entry.value}" for entry in weight.external_data))
@@ -54,14 +46,24 @@ class Graph:
         return sum(node.op_type in op_types for node in self.nodes)
 
     def products(self) -> Counter[str]:
-        """How often each weight is multiplied by. A product of anything else counts under the node's name."""
-        found: Counter[str] = Counter()
-        for node in self.nodes:
-            if node.op_type in PRODUCTS:
-                weights = [name for name in node.input if name in self.weights]
-                assert len(weights) == 1, node.name
-                found[weights[0]] += 1
-        return found
+        """How often each weight is multiplied by. A product with stacked weights counts for each of them."""
+        return Counter(
+            self.scaled(part) for node in self.nodes if node.op_type in PRODUCTS for part in self.stacked(node.input[1])
+        )
+
+    def stacked(self, name: str) -> list[str]:
+        """What a product's weight is made of: itself, or the parts of a stack."""
+        maker = self.makers.get(name)
+        return [name] if maker is None or maker.op_type != "Concat" else list(maker.input)
+
+    def scaled(self, name: str) -> str:
+        """The matrix of a part, which a norm's weight may scale. Fails for what is not of the checkpoint."""
+        maker = self.makers.get(name)
+        if maker is not None and maker.op_type == "Mul":
+            name, norm = maker.input
+            assert norm in self.weights
+        assert name in self.weights
+        return name
 
     def attentions(self) -> dict[int, onnx.NodeProto]:
         """By layer, which its cache output's name tells."""
@@ -160,22 +162,18 @@ def check_one_pass_rows(prefill: Graph, plan: Plan) -> None:
 
 
 @plans
-def test_a_decode_step_skips_the_context_rows_part(tiny: TinyModels, plan: Plan) -> None:
-    prefill = Graph(tiny.directory(plan, "one-pass") / "prefill.onnx")
-    assert len(prefill.choices) == (1 if plan[1] else 0)
-    for choice in prefill.choices:
-        written, kept = (branch(choice, name) for name in ("then_branch", "else_branch"))
-        assert {node.op_type for node in kept.node} == {"Identity"}
-        # What is kept is the cache that is written otherwise.
-        writes = {node.output[0]: node.input[0] for node in written.node if node.op_type == CACHE_WRITE}
-        handed_on = {node.output[0]: node.input[0] for node in kept.node}
-        assert [writes[value.name] for value in written.output] == [handed_on[value.name] for value in kept.output]
-        assert sum(node.op_type in PRODUCTS for node in written.node) == 2 * plan[1]
-        outside = [node for node in prefill.nodes if node not in written.node]
-        of_context = [
-            node for node in outside if any(prefill.sources(name) == {CONTEXT_ROWS} for name in node.input[:1])
-        ]
-        assert {node.op_type for node in of_context} == {"Size", "Greater", "If"}
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_context_rows_take_one_product_for_all_keys_and_one_for_all_values(
+    tiny: TinyModels, plan: Plan, boundary: Boundary
+) -> None:
+    prefill = Graph(tiny.directory(plan, boundary) / "prefill.onnx")
+    num_tail_layers = plan[1]
+    stacks = [node for node in prefill.nodes if node.op_type in PRODUCTS and len(prefill.stacked(node.input[1])) > 1]
+    assert len(stacks) == (2 if num_tail_layers > 1 else 0)
+    layers = [f"model.layers.{layer_idx}." for layer_idx in range(plan[0] - num_tail_layers, plan[0])]
+    for node, name in zip(stacks, ("k_proj", "v_proj"), strict=False):
+        parts = [prefill.scaled(part) for part in prefill.stacked(node.input[1])]
+        assert sorted(parts) == sorted(f"{layer}self_attn.{name}.weight" for layer in layers)
 
 
 @plans
@@ -205,7 +203,9 @@ def test_both_graphs_read_one_copy_of_the_weights(tiny: TinyModels, boundary: Bo
 @pytest.mark.smollm2
 def test_smollm2_one_pass_has_231_products(smollm2_directory: Path) -> None:
     prefill = Graph(smollm2_directory / "prefill.onnx")
-    assert prefill.count(*PRODUCTS) == 20 * 7 + 10 * (2 + 7) + 1 == 231
+    assert prefill.products().total() == 20 * 7 + 10 * (2 + 7) + 1 == 231
+    # The tail's 20 for context rows are two: all keys, all values.
+    assert prefill.count(*PRODUCTS) == 231 - 20 + 2
     assert prefill.products() == expected_products(SMOLLM2, "one-pass")
     assert prefill.count(ATTENTION) == 30
     check_one_pass_rows(prefill, SMOLLM2)
@@ -223,7 +223,8 @@ def test_smollm2_decode_has_211_products(smollm2_directory: Path) -> None:
 def test_smollm2_two_step_has_160_products(build_engine: EngineKit) -> None:
     directory = build_engine.directory("smollm2-135m", with_weights=False, boundary="two-step", tail_layers=10)
     prefill = Graph(directory / "prefill.onnx")
-    assert prefill.count(*PRODUCTS) == 20 * 7 + 10 * 2 == 160
+    assert prefill.products().total() == 20 * 7 + 10 * 2 == 160
+    assert prefill.count(*PRODUCTS) == 160 - 20 + 2
     assert prefill.products() == expected_products(SMOLLM2, "two-step")
     assert prefill.count(ATTENTION) == 20
     assert prefill.count(CACHE_WRITE) == 20
