@@ -34,7 +34,7 @@ ABLATIONS: tuple[Ablation, ...] = (
     Ablation("calibrated", "POP, calibrated", needs_text=True),
     Ablation("pop", "POP"),
     Ablation("wanda", "Wanda, 30 % of the weights", is_pop=False, needs_text=True),
-    Ablation("no-boundary", "POP, last prompt token through the pruned model"),
+    Ablation("no-boundary", "POP without the boundary"),
     Ablation("interleaved", "POP on interleaved layers"),
     Ablation("no-tail-kv", "POP, tail K and V left out"),
     Ablation("shortgpt-25", "ShortGPT, a quarter of the layers", is_pop=False, needs_text=True),

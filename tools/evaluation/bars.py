@@ -6,7 +6,7 @@ from html import escape
 
 from pop_engine.tools.evaluation.svg import ticks
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 300, 110, 34, 46
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 250, 140, 34, 46
 _ROW, _BAR = 26, 15
 
 
