@@ -64,7 +64,7 @@ def load(model: Path, threads: int) -> GenaiPeer:
     path = model / _CONFIG
     content = json.loads(path.read_text(encoding="utf-8"))
     content["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
-    content["model"]["eos_token_id"] = [content["model"]["vocab_size"]]
+    content["model"]["eos_token_id"] = []
     path.write_text(json.dumps(content, indent=2), encoding="utf-8")
     return GenaiPeer(_import().Model(str(model)))
 

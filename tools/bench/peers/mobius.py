@@ -18,6 +18,7 @@ class MobiusPeer:
 
     def __init__(self, session: Any) -> None:
         self._session = session
+        self._inputs = {node.name for node in session.get_inputs()}
         self._past = {node.name: node for node in session.get_inputs() if _PAST.fullmatch(node.name)}
         (self._logits,) = (node for node in session.get_outputs() if node.name == "logits")
         self._caches: dict[str, Any] = {}
@@ -54,7 +55,9 @@ class MobiusPeer:
             "attention_mask": np.ones((batch_size, self._length), np.int64),
             "position_ids": np.ascontiguousarray(np.broadcast_to(positions, input_ids.shape)),
         }
-        for name, value in {**inputs, **self._caches}.items():
+        # Fused, attention counts positions itself, and the graph has no input for them.
+        given = {name: value for name, value in inputs.items() if name in self._inputs}
+        for name, value in {**given, **self._caches}.items():
             binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
         for name, cache in self._caches.items():
             present = _PAST.sub(r"present.\1.\2", name)
