@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import MANIFEST_NAME
-from pop_engine.tools.ablations.catalogue import Ablation, find_ablations
+from pop_engine.tools.ablations.catalogue import NAMES, Ablation, find_ablations
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--boundary-window", type=_count, metavar="W", help="prompt tokens that go through the tail")
     sweep.add_argument("--max-seq-len", type=_count, metavar="N", help="tokens a slot holds")
     ablations = parser.add_argument_group("the paper's ablations and baselines, in PyTorch")
-    ablations.add_argument("--ablations", type=_names, metavar="all|NAME,NAME", help="measure these of MODEL")
+    ablations.add_argument(
+        "--ablations", type=_names, metavar="all|NAME,NAME", help=f"measure these of MODEL: {', '.join(NAMES)}"
+    )
     ablations.add_argument("--tail-layers", type=_count, metavar="N", help="layers that are pruned (default: a third)")
     both = parser.add_argument_group("sweep or ablations")
     both.add_argument("--calibrate", metavar="FILE|self", help="text that calibration and baselines are fitted on")
