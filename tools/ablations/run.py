@@ -54,13 +54,7 @@ def run_ablations(options: EvalOptions) -> AblationResult:
     described = describe_model(checkpoint, model_dims(checkpoint.hf_config), plan)
     record = WorkRecord.of(options, asked, described, data)
     with work_folder(asked.work_dir, record) as work, BuildProgress(verbose=False) as progress:
-        with progress.step("model") as advance:
-            model = load_model(checkpoint, "fp32", advance)
-        fitted = _Fitted(checkpoint, model, plan, asked, work, progress)
-        subject = Subject(
-            model, plan, lambda: fitted.text.token_ids, lambda: fitted.influence, lambda: fitted.calibration
-        )
-        measuring = _Measuring(subject, KeptScores(work), progress)
+        measuring = _Measuring(_subject(checkpoint, plan, asked, work, progress), KeptScores(work), progress)
         scored = measuring.full(documents, options.max_tokens, frozenset(text.eos_token_ids))
         rows = tuple(measuring.row(ablation, scored) for ablation in asked.ablations)
     return AblationResult(
@@ -88,6 +82,15 @@ def _plan(checkpoint: Checkpoint, asked: AblationOptions) -> PrunePlan:
 def _encode(options: EvalOptions, data: EvalData, text: EvalText, checkpoint: Checkpoint) -> list[Document]:
     longest = model_dims(checkpoint.hf_config).max_position_embeddings
     return encode_examples(data, text, EncodeOptions(options.context_len, options.max_tokens, longest, options.chat))
+
+
+def _subject(
+    checkpoint: Checkpoint, plan: PrunePlan, asked: AblationOptions, work: Path, progress: BuildProgress
+) -> Subject:
+    with progress.step("model") as advance:
+        model = load_model(checkpoint, "fp32", advance)
+    fitted = _Fitted(checkpoint, model, plan, asked, work, progress)
+    return Subject(model, plan, lambda: fitted.text.token_ids, lambda: fitted.influence, lambda: fitted.calibration)
 
 
 def _fit_record(asked: AblationOptions, record: WorkRecord) -> FitRecord | None:

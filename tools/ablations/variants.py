@@ -46,7 +46,7 @@ class Variant:
 
 
 def prepared(name: AblationName, subject: Subject) -> AbstractContextManager[Variant]:
-    """The variant of this name; the model is as it was afterwards.
+    """The variant of this name; afterwards the model answers as it did before.
 
     Raises UsageError or EngineError where it cannot be made of this model.
     """
