@@ -5,6 +5,7 @@ Everyone takes turns in one run, each in a process of its own that stands still 
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
@@ -13,6 +14,7 @@ from pop_engine.tools.bench.measure import measure
 from pop_engine.tools.bench.options import BenchOptions, parse_options
 from pop_engine.tools.bench.pair import check_batch_sizes, check_pair, fitting_input_lens
 from pop_engine.tools.bench.plot import ttft_svg
+from pop_engine.tools.bench.rates import measure_rates
 from pop_engine.tools.bench.report import format_run
 from pop_engine.tools.bench.result import BenchResult
 
@@ -34,6 +36,8 @@ def bench(options: BenchOptions) -> int:
     earlier = BenchResult(())
     if options.append and options.json_file is not None and options.json_file.exists():
         earlier = BenchResult.load(options.json_file)
+    if options.measure_rates:
+        options = replace(options, rates=measure_rates(options.threads))
     with open_participants(options, pop, full) as participants:
         run = measure(options, pop, input_lens, participants)
     print(format_run(run), flush=True)

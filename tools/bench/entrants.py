@@ -104,7 +104,7 @@ def _add_peers(found: Participants, stack: ExitStack, options: BenchOptions, pee
             found.absent.append(AbsentPeer(kind.title, str(error)))
             continue
         entrant = Entrant(kind.title, worker, is_peer=True)
-        found.members.append(Participant(entrant, "peer", kind.dtype, {kind.distribution: version}))
+        found.members.append(Participant(entrant, "peer", kind.dtype_of(checkpoint), {kind.distribution: version}))
     show_progress("")
 
 

@@ -13,7 +13,7 @@ from pop_engine.tools.bench.options import BenchOptions
 from pop_engine.tools.bench.percentiles import Percentiles
 from pop_engine.tools.bench.result import FULL, BatchRow, BenchRun, LoadRow, LoadTiming, Timing
 from pop_engine.tools.bench_message import BenchReply, BenchRequest
-from pop_engine.tools.bound import matmul_bound, roofline_bound, ttft_bound
+from pop_engine.tools.bound import matmul_bound, roofline_bound, ttft_bound, weight_bytes_read
 from pop_engine.tools.machine import describe_machine
 
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -55,6 +55,7 @@ def measure(options: BenchOptions, pop: Manifest, input_lens: Sequence[int], par
         absent=participants.all_absent(),
         rows=rows,
         loads=loads,
+        rates=options.rates,
     )
 
 
@@ -71,10 +72,11 @@ def measure_batch(options: BenchOptions, pop: Manifest, entrants: Sequence[Entra
     )
     bound = ttft_bound(pop.dims, pop.plan, input_len)
     full_ratio = next((timing.ttft_ratio for timing in timings if timing.engine == FULL), None)
-    roofline = None
+    roofline = tpot_bound = None
     if options.rates is not None:
         item_bytes = _ITEM_BYTES[pop.dtype]
         roofline = roofline_bound(pop.dims, pop.plan, input_len, item_bytes, options.rates, pop.boundary)
+        tpot_bound = weight_bytes_read(pop.dims, pop.plan, 1, item_bytes) / options.rates.bytes_per_second * 1e3
     return BatchRow(
         input_len=input_len,
         output_len=options.output_len,
@@ -83,6 +85,7 @@ def measure_batch(options: BenchOptions, pop: Manifest, entrants: Sequence[Entra
         roofline_bound=roofline,
         ratio_to_bound=None if full_ratio is None else full_ratio.median / bound,
         timings=timings,
+        tpot_bound_ms=tpot_bound,
     )
 
 

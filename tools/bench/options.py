@@ -37,6 +37,7 @@ class BenchOptions:
     seed: int
     threads: int
     rates: MachineRates | None
+    measure_rates: bool
     peers: PeerOptions | None
     json_file: Path | None
     append: bool
@@ -59,6 +60,7 @@ def parse_options(argv: Sequence[str] | None) -> BenchOptions:
         # Spelled out, so that every engine has as many.
         threads=found.threads or len(os.sched_getaffinity(0)),
         rates=_rates(found.gflops, found.gbytes),
+        measure_rates=found.measure_rates,
         peers=_peers(found),
         json_file=found.json,
         append=found.append,
@@ -86,8 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=parse_count, default=7, metavar="N", help="rounds, after one that warms up (default: 7)")
     add("--seed", type=int, default=0, metavar="N", help="of the prompts, which are random tokens")
     add("--threads", type=parse_count, metavar="N", help="of every engine (default: the cores this process may use)")
-    add("--gflops", type=float, metavar="X", help="measured GFLOP/s of a large product, for the roofline bound")
-    add("--gbytes", type=float, metavar="X", help="measured GB/s read from memory, for the roofline bound")
+    add("--gflops", type=float, metavar="X", help="measured GFLOP/s of a large product, for the bounds")
+    add("--gbytes", type=float, metavar="X", help="measured GB/s read from memory, for the bounds")
+    add("--measure-rates", action="store_true", help="measure both first: a second of all threads")
     add("--json", type=Path, metavar="FILE", help="write everything to this file")
     add("--append", action="store_true", help="keep the runs that FILE has, and add this one")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the times to the first token")
@@ -141,6 +144,8 @@ def _peers(found: argparse.Namespace) -> PeerOptions | None:
 def _check(options: BenchOptions) -> None:
     if options.num_requests is not None and not options.concurrency:
         raise UsageError(f"--num-requests {options.num_requests}: only used with --concurrency; leave it out")
+    if options.measure_rates and options.rates is not None:
+        raise UsageError("--measure-rates: --gflops and --gbytes give the rates already; leave one of them out")
     if options.append and options.json_file is None:
         raise UsageError("--append: only used with --json FILE; leave it out, or name the file")
     if options.plot is not None and options.plot.suffix.lower() != ".svg":

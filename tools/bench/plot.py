@@ -11,7 +11,10 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
 _LEGEND_LINE, _LEGEND_COLUMN = 20, 272
 _GROUP_SHARE = 0.84
 # Okabe and Ito's colours, told apart by colour-blind people too; they begin again where there are more engines.
-_COLOURS = ("#0072b2", "#999999", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#444444")
+_COLOURS = (
+    "#0072b2", "#999999", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#444444", "#882255",
+    "#44aa99", "#ddcc77",
+)  # fmt: skip
 _STYLE = """
 text { font: 12px sans-serif; fill: #333 }
 .grid { stroke: #ddd } .axis { stroke: #333; fill: none } .spread { stroke: #333 }

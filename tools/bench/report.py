@@ -23,14 +23,22 @@ def _header(run: BenchRun) -> list[str]:
         f"{run.threads} threads, {run.repeats} rounds in turns",
         f"{machine.cpu_model}, {machine.num_cores} cores, {format_bytes(machine.memory_bytes)}, "
         f"onnxruntime {machine.onnxruntime_version}, commit {machine.commit}, {machine.date}",
-        f"the paper's bound, matrix products alone: {run.matmul_bound:.3f}",
+        f"the paper's bound, matrix products alone: {run.matmul_bound:.3f}{_rates(run)}",
     ]
+
+
+def _rates(run: BenchRun) -> str:
+    if run.rates is None:
+        return ""
+    return f"; {run.rates.flops_per_second / 1e9:.0f} GFLOP/s, {run.rates.bytes_per_second / 1e9:.1f} GB/s"
 
 
 def _batch(row: BatchRow) -> list[str]:
     bounds = [f"bound {row.bound:.3f}"]
     if row.roofline_bound is not None:
         bounds.append(f"roofline {row.roofline_bound:.3f}")
+    if row.tpot_bound_ms is not None:
+        bounds.append(f"all weights read once {row.tpot_bound_ms:.1f} ms")
     if row.ratio_to_bound is not None:
         bounds.append(f"of it reached {row.ratio_to_bound:.3f}")
     titles = ["", "TTFT ms", "p10-p90", "p99", "TPOT ms", "p10-p90", "ITL p99", "tok/s", "TTFT x", "TPOT x", "same"]

@@ -9,6 +9,7 @@ import msgspec
 from pop_engine.configs.errors import UsageError
 from pop_engine.tools.bench.percentiles import Percentiles
 from pop_engine.tools.bench_result import EngineFacts
+from pop_engine.tools.bound import MachineRates
 from pop_engine.tools.machine import Machine
 
 POP, FULL = "POP", "full engine"
@@ -60,7 +61,8 @@ class BatchRow:
     """Everyone at one prompt length and batch size.
 
     `bound` is how much faster POP's first token can be at best (tools/bound.py), `ratio_to_bound` the share of it
-    that was reached against the full engine.
+    that was reached against the full engine. With the machine's rates, `tpot_bound_ms` is the time in which every
+    weight can be read once, which a decode step of these weights cannot beat.
     """
 
     input_len: int
@@ -70,6 +72,7 @@ class BatchRow:
     roofline_bound: float | None
     ratio_to_bound: float | None
     timings: tuple[Timing, ...]
+    tpot_bound_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class BenchRun:
     absent: tuple[AbsentPeer, ...]
     rows: tuple[BatchRow, ...]
     loads: tuple[LoadRow, ...]
+    rates: MachineRates | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_everyone_runs_and_the_files_are_whole(
 ) -> None:
     """The peer's fp32 tokens are the full engine's, or the two did not run the same model."""
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    what = ["--input-len", "6,9", "--batch-size", "1,2", "--concurrency", "2", "--num-requests", "3"]
+    what = ["--measure-rates", "--input-len", "6,9", "--batch-size", "1,2", "--concurrency", "2", "--num-requests", "3"]
     files = ["--json", str(out), "--plot", str(plot)]
     assert main([*pair, *what, *files, "--peer", "transformers-eager-fp32"]) == 0
     captured = capsys.readouterr()
@@ -50,6 +50,9 @@ def test_everyone_runs_and_the_files_are_whole(
     assert all(engine.peak_memory_bytes > 20e6 for engine in run.engines)
     assert run.engines[2].versions.keys() == {"transformers"}
     assert run.absent == ()
+    assert run.rates is not None
+    assert 1e9 < run.rates.bytes_per_second < 1e12
+    assert 1e9 < run.rates.flops_per_second < 1e14
     drawing = ElementTree.parse(plot).getroot()
     bars = [node for node in drawing.iter("{http://www.w3.org/2000/svg}rect") if "fill" in node.attrib]
     # The paper, and for each engine a bar at both lengths and a patch in the legend.

@@ -41,6 +41,10 @@ def test_a_wrong_command_line(arguments: list[str], message: str, capsys: pytest
         (["--gflops", "100"], "--gflops and --gbytes: the roofline bound needs both"),
         (["--gflops", "0", "--gbytes", "1"], "--gflops 0 and --gbytes 1: expected measured rates above 0"),
         (["--num-requests", "8"], "--num-requests 8: only used with --concurrency; leave it out"),
+        (
+            ["--measure-rates", "--gflops", "9", "--gbytes", "1"],
+            "--measure-rates: --gflops and --gbytes give the rates",
+        ),
         (["--append"], "--append: only used with --json FILE; leave it out, or name the file"),
         (["--plot", "a.png"], "--plot a.png: expected a file that ends in .svg, the one form that is drawn"),
         (["--json", "/no/such/out.json"], "--json /no/such/out.json: the folder /no/such does not exist"),

@@ -37,6 +37,11 @@ class PeerKind:
             return "reads GGUF files only, and the engine was not built from one; give --gguf FILE"
         return None
 
+    def dtype_of(self, checkpoint: PeerCheckpoint) -> str:
+        """What the result calls its dtype: the file's name, where it runs the checkpoint's own GGUF file."""
+        stored = self.reads_gguf and self.prepare is None and checkpoint.gguf is not None
+        return f"{self.dtype}: {self.source(checkpoint).name}" if stored else self.dtype
+
     def source(self, checkpoint: PeerCheckpoint) -> Path:
         """What it reads of the checkpoint."""
         return checkpoint.gguf if self.reads_gguf and checkpoint.gguf is not None else checkpoint.folder
