@@ -50,20 +50,37 @@ class _Cell:
 
 def render_peers(result: BenchResult) -> str:
     """Everyone's first token and decode step at each prompt length, in the order of POP's first token."""
-    columns = {row.input_len: _cells(run, row) for run in result.runs for row in run.rows if row.batch_size == 1}
+    columns = _columns(result)
     last = columns[max(columns)]
     names = sorted({cell.engine for cells in columns.values() for cell in cells}, key=lambda name: _rank(name, last))
-    peaks = {engine.name: engine.peak_memory_bytes for run in result.runs for engine in run.engines}
+    engines = [engine for run in result.runs for engine in run.engines]
+    peaks = {
+        engine.name: max(one.peak_memory_bytes for one in engines if one.name == engine.name) for engine in engines
+    }
     rows = [[name, *_figures(name, columns), f"{peaks[name] / 1e6:,.0f}"] for name in names]
     header = ["engine", *(f"{title}, {length} tokens" for length in columns for title in ("TTFT ms", "ms a token"))]
     run = result.runs[-1]
     rounds, threads = run.repeats, run.threads
+    stored = "llama.cpp as stored runs the checkpoint's own GGUF file. " if any("as stored" in n for n in names) else ""
     return (
         f"**Other engines** on the same checkpoint, {threads} threads, greedy, the same prompts, "
         f"{run.rows[0].output_len} tokens out, one sequence; medians of {rounds} rounds in which all took turns, and "
-        f"how many times POP's time that is. {' '.join(_sentences(columns))} {_versions(result)} "
+        f"how many times POP's time that is. {' '.join(_sentences(columns))} {_decode_bound(result)}"
+        f"{stored}{_versions(result)} "
         f"{origin(run.machine)}\n\n" + markdown_table([*header, "peak MB"], rows)
     )
+
+
+def _columns(result: BenchResult) -> dict[int, list[_Cell]]:
+    """Everyone's cell by prompt length. Where several runs have an engine at a length, the first counts."""
+    columns: dict[int, list[_Cell]] = {}
+    for run in result.runs:
+        for row in run.rows:
+            if row.batch_size == 1:
+                cells = columns.setdefault(row.input_len, [])
+                known = {cell.engine for cell in cells}
+                cells += [cell for cell in _cells(run, row) if cell.engine not in known]
+    return dict(sorted(columns.items()))
 
 
 def _cells(run: BenchRun, row: BatchRow) -> list[_Cell]:
@@ -108,6 +125,19 @@ def _sentences(columns: dict[int, list[_Cell]]) -> Iterator[str]:
         if others:
             best = min(others, key=lambda cell: cell.tpot_ratio)
             yield f"our fp32 step takes {1 / best.tpot_ratio:.2f}× as long as that of {best.engine}."
+
+
+def _decode_bound(result: BenchResult) -> str:
+    """What reading the weights alone takes on this machine, where its rates were measured."""
+    rows = [(run, row) for run in result.runs for row in run.rows if row.tpot_bound_ms is not None]
+    if not rows:
+        return ""
+    run, row = rows[0]
+    assert run.rates is not None
+    return (
+        f"Reading fp32 weights once takes {row.tpot_bound_ms:.1f} ms at {run.rates.bytes_per_second / 1e9:.1f} GB/s, "
+        "the best that a product of a matrix and a vector reaches here; no fp32 decode step can be faster. "
+    )
 
 
 def _versions(result: BenchResult) -> str:

@@ -14,7 +14,7 @@ from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.tools.bench.result import BenchResult
 from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
-from pop_engine.tools.bench_figures import render_ttft
+from pop_engine.tools.bench_figures import render_peers, render_ttft
 from pop_engine.tools.bench_memory import MemoryResult
 from pop_engine.tools.calibration_table import CalibrationTable
 from pop_engine.tools.machine import Machine
@@ -45,12 +45,13 @@ def write_figures(folder: Path, readme: Path) -> int:
 
 def render_figures(folder: Path) -> str:
     """All tables, as Markdown."""
-    ttft = BenchResult.load(folder / "ttft.json")
+    ttft, peers = (BenchResult.load(folder / name) for name in ("ttft.json", "peers.json"))
     decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
     memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
     builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
     calibration = msgspec.json.decode((folder / "calibration.json").read_bytes(), type=CalibrationTable)
-    blocks = [_machine(ttft.runs[0].machine), render_ttft(ttft), _decode(decode), _memory(memory), _builds(builds)]
+    blocks = [_machine(ttft.runs[0].machine), render_ttft(ttft), render_peers(peers)]
+    blocks += [_decode(decode), _memory(memory), _builds(builds)]
     blocks.append(_calibration(calibration))
     return "\n\n".join(blocks)
 
