@@ -58,34 +58,57 @@ class EngineNumbers:
 
 
 @dataclass(frozen=True)
+class TtftTime:
+    """From the first prompt's tokens to the last one's logits, in milliseconds: slots are filled one after another."""
+
+    batch_size: int
+    num_tokens: int
+    time: Spread
+
+
+@dataclass(frozen=True)
 class EngineTimes:
-    """Time to first token by prompt length, and of a decode step by batch size, in milliseconds."""
+    """Time to the first token of every prompt, and of a decode step by batch size in milliseconds."""
 
     engine: EngineFacts
-    ttft: dict[int, Spread]
+    ttft: tuple[TtftTime, ...]
     decode: dict[int, Spread]
 
 
 @dataclass(frozen=True)
-class EngineRatios:
-    """The full engine's time to first token over an engine's by prompt length, and the bound of that ratio.
+class TtftRatio:
+    """The full engine's time to first token over an engine's, and the bound of that ratio."""
 
-    The engines were timed one after another: each fills the GPU.
-    """
+    batch_size: int
+    num_tokens: int
+    ratio: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class EngineRatios:
+    """What an engine gains. The two were timed one after the other: each fills the GPU."""
 
     engine: EngineFacts
-    ratio: dict[int, float]
-    bound: dict[int, float]
+    ttft: tuple[TtftRatio, ...]
 
 
 def ratios_to_full(full: EngineTimes, times: EngineTimes) -> EngineRatios:
     """Compare an engine with the full one of the same target."""
     manifest = Manifest.load(Path(times.engine.directory))
-    lengths = sorted(full.ttft.keys() & times.ttft.keys())
+    of_full = {(row.batch_size, row.num_tokens): row.time.median for row in full.ttft}
     return EngineRatios(
         times.engine,
-        ratio={length: full.ttft[length].median / times.ttft[length].median for length in lengths},
-        bound={length: ttft_bound(manifest.dims, manifest.plan, length) for length in lengths},
+        tuple(
+            TtftRatio(
+                row.batch_size,
+                row.num_tokens,
+                ratio=of_full[row.batch_size, row.num_tokens] / row.time.median,
+                bound=ttft_bound(manifest.dims, manifest.plan, row.num_tokens),
+            )
+            for row in times.ttft
+            if (row.batch_size, row.num_tokens) in of_full
+        ),
     )
 
 
@@ -168,26 +191,32 @@ def check_engine_times(facts: EngineFacts, plan: CheckPlan, budget: Budget) -> E
     """The engine alone in the process. Times run until the logits are on the host."""
     with Engine.load(facts.directory) as engine:
         limits = engine.manifest.limits
-        ttft: dict[int, Spread] = {}
-        for num_tokens in (length for length in plan.prompt_lens if length <= limits.max_seq_len):
-            budget.require(5, f"time to first token of {num_tokens} tokens")
-            say(f"times: {facts.target} {facts.layout or ''} {facts.boundary}, {num_tokens} tokens")
-            ttft[num_tokens] = _time_prefill(engine, num_tokens, plan.seconds_per_case)
-        context_len = min(plan.context_len, limits.max_seq_len - 2 * _NUM_DECODED)
         batch_sizes = [size for size in plan.batch_sizes if size <= limits.max_batch_size]
+        prompt_lens = [length for length in plan.prompt_lens if length <= limits.max_seq_len]
+        ttft = tuple(
+            _time_prefill(engine, batch_size, num_tokens, plan, budget)
+            for num_tokens in prompt_lens
+            for batch_size in batch_sizes
+        )
+        context_len = min(plan.context_len, limits.max_seq_len - 2 * _NUM_DECODED)
         decode = {size: _time_decode(engine, size, context_len) for size in batch_sizes}
     return EngineTimes(facts, ttft, decode)
 
 
-def _time_prefill(engine: Engine, num_tokens: int, seconds: float) -> Spread:
+def _time_prefill(engine: Engine, batch_size: int, num_tokens: int, plan: CheckPlan, budget: Budget) -> TtftTime:
+    budget.require(5 * batch_size, f"time to first token of {batch_size} x {num_tokens} tokens")
+    say(f"times: {engine.manifest.target.name} {engine.manifest.boundary}, {batch_size} x {num_tokens} tokens")
     prompt = _prompt(engine, num_tokens)
 
     def prefill() -> None:
-        slot = engine.allocate_slot()
-        engine.prefill(slot, prompt)
-        engine.free_slot(slot)
+        slots = [engine.allocate_slot() for _ in range(batch_size)]
+        for slot in slots:
+            engine.prefill(slot, prompt)
+        for slot in slots:
+            engine.free_slot(slot)
 
-    return time_alternating({"prefill": prefill}, "cpu", seconds)["prefill"]
+    spread = time_alternating({"prefill": prefill}, "cpu", plan.seconds_per_case)["prefill"]
+    return TtftTime(batch_size, num_tokens, spread)
 
 
 def _time_decode(engine: Engine, batch_size: int, context_len: int) -> Spread:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_kit import SMALL, TinyModels, relative_error
 from pop_engine.tools.gpu_check import CheckReport, main
-from pop_engine.tools.gpu_check_engines import EngineTimes, engine_facts, ratios_to_full
+from pop_engine.tools.gpu_check_engines import EngineTimes, TtftTime, engine_facts, ratios_to_full
 from pop_engine.tools.gpu_check_machine import missing_gpu
 from pop_engine.tools.gpu_check_model import PopDecoder, num_decode_weights
 from pop_engine.tools.gpu_check_plan import Budget, CheckPlan, OutOfTimeError
@@ -80,12 +80,18 @@ def test_a_dry_run_on_the_cpu(tiny: TinyModels, tmp_path: Path) -> None:
         (8, 1), (32, 1), (8, 2), (32, 2)]  # fmt: skip
     for row in parts["reference_ttft"]["rows"]:
         assert row["ratio"] == pytest.approx(row["full"]["median"] / row["one_pass"]["median"])
-        assert row["bound"] > row["roofline_bound"] >= 1
+        # Equal where this machine reads so fast, for what it computes, that weights cost nothing.
+        assert row["bound"] >= row["roofline_bound"] >= 1
     assert [row["batch_size"] for row in parts["reference_decode"]["rows"]] == [1, 2]
     engine_numbers, engine_times = parts["given_engines"]["rows"]
     assert engine_numbers["passed"]
     assert engine_numbers["prefill_error"] < 1e-4
-    assert list(engine_times["ttft"]) == ["8", "32"]
+    assert [(row["num_tokens"], row["batch_size"]) for row in engine_times["ttft"]] == [
+        (8, 1),
+        (8, 2),
+        (32, 1),
+        (32, 2),
+    ]
     assert list(engine_times["decode"]) == ["1", "2"]
 
 
@@ -179,12 +185,13 @@ def test_the_full_check_has_the_sizes_of_the_paper() -> None:
 
 
 def test_engines_are_compared_with_the_full_one(tiny: TinyModels) -> None:
-    """At the lengths that both were timed at, beside the bound of their plan."""
+    """At the sizes that both were timed at, beside the bound of their plan."""
     full, pop = (engine_facts(tiny.directory((SMALL, tail), "one-pass")) for tail in (0, 1))
-    slow, fast = Spread.of([30.0]), Spread.of([20.0])
-    found = ratios_to_full(EngineTimes(full, {8: slow, 16: slow}, {}), EngineTimes(pop, {8: fast, 32: fast}, {}))
+    slow = (TtftTime(1, 8, Spread.of([30.0])), TtftTime(1, 16, Spread.of([30.0])), TtftTime(2, 8, Spread.of([50.0])))
+    fast = (TtftTime(1, 8, Spread.of([20.0])), TtftTime(1, 32, Spread.of([20.0])), TtftTime(2, 8, Spread.of([25.0])))
+    found = ratios_to_full(EngineTimes(full, slow, {}), EngineTimes(pop, fast, {}))
     assert found.engine == pop
-    assert found.ratio == {8: pytest.approx(1.5)}
+    assert [(row.batch_size, row.num_tokens) for row in found.ttft] == [(1, 8), (2, 8)]
+    assert [row.ratio for row in found.ttft] == pytest.approx([1.5, 2.0])
     # Of a layer's seven products a pruned one keeps K and V, for all rows but the last.
-    assert found.bound.keys() == {8}
-    assert 1 < found.bound[8] < SMALL / (SMALL - 1)
+    assert all(1 < row.bound < SMALL / (SMALL - 1) for row in found.ttft)
