@@ -1,8 +1,10 @@
 """How much of a context's worth a pruned prefill keeps: the continuation, scored by the full model."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from pop_engine.builder.analysis.corpus import Piece
 from pop_engine.builder.reference import Reference, pruned_prefill
@@ -18,15 +20,24 @@ def continuation_nll(
     (PAPER.md, Method). Without context, the full model reads nothing but the prefix and the context's last token
     before it.
     """
-    model = reference.model
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache(config=reference.model.config)
     prompt = [*piece.prefix, *piece.context]
     boundary = prompt[-boundary_window:]
     if not with_context:
         boundary = [*piece.prefix, piece.context[-1]]
     elif context := prompt[:-boundary_window]:
         pruned_prefill(reference, context, cache)
-    targets = torch.tensor(piece.continuation)
-    rows = torch.tensor([[*boundary, *piece.continuation[:-1]]])
-    logits = model(input_ids=rows, cache=cache, use_cache=True, logits_to_keep=len(targets)).logits
-    return float(functional.cross_entropy(logits[0].float(), targets))
+    return decoded_nll(reference.model, cache, boundary, piece.continuation)
+
+
+@torch.no_grad()
+def decoded_nll(
+    model: PreTrainedModel, cache: DynamicCache, boundary: Sequence[int], continuation: Sequence[int]
+) -> float:
+    """Nats a token of a continuation, when it and the boundary tokens before it go through the full model.
+
+    The cache holds what comes before the boundary, and is written to.
+    """
+    rows = torch.tensor([[*boundary, *continuation[:-1]]])
+    logits = model(input_ids=rows, cache=cache, use_cache=True, logits_to_keep=len(continuation)).logits
+    return float(functional.cross_entropy(logits[0].float(), torch.tensor(continuation)))

@@ -7,7 +7,7 @@ from statistics import mean
 import torch
 from transformers import DynamicCache
 
-from pop_engine.builder.analysis.benefit import continuation_nll
+from pop_engine.builder.analysis.benefit import continuation_nll, decoded_nll
 from pop_engine.builder.analysis.corpus import Piece
 from pop_engine.builder.analysis.recording import recorded
 from pop_engine.builder.export.projections import KeyValueProjections, tail_projections
@@ -48,45 +48,54 @@ def check_held_out(
 ) -> HeldOutCheck:
     """Compare plain and calibrated POP, of one model, with the full model on text that nothing was fitted on."""
     full = Reference(plain.model, PrunePlan(plain.plan.num_hidden_layers, 0))
-    errors = _ProjectionErrors(tail_projections(plain.model, plain.plan)[1:], tail_projections(plain.model, plain.plan))
+    tail = tail_projections(plain.model, plain.plan)
+    errors = _ProjectionErrors(tail[1:])
     scores: list[tuple[float, ...]] = []
     for done, piece in enumerate(pieces, 1):
-        errors.add(full, plain, calibrated, piece)
-        without = continuation_nll(full, piece, with_context=False)
-        scores.append((without, *(continuation_nll(reference, piece) for reference in (full, plain, calibrated))))
+        (whole, truth), (before, pruned), (after, mapped) = (
+            _score(reference, piece, tail) for reference in (full, plain, calibrated)
+        )
+        errors.add(truth, pruned, mapped)
+        scores.append((continuation_nll(full, piece, with_context=False), whole, before, after))
         progress(done, len(pieces))
-    none, whole, before, after = zip(*scores, strict=True)
+    without, full_scores, plain_scores, calibrated_scores = zip(*scores, strict=True)
     return HeldOutCheck(
         layers=errors.gains(),
-        nll_plain=mean(before),
-        nll_calibrated=mean(after),
-        benefit_plain=Estimate.of_benefit(none, before, whole),
-        benefit_calibrated=Estimate.of_benefit(none, after, whole),
+        nll_plain=mean(plain_scores),
+        nll_calibrated=mean(calibrated_scores),
+        benefit_plain=Estimate.of_benefit(without, plain_scores, full_scores),
+        benefit_calibrated=Estimate.of_benefit(without, calibrated_scores, full_scores),
     )
+
+
+Outputs = dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def _score(reference: Reference, piece: Piece, tail: Sequence[KeyValueProjections]) -> tuple[float, Outputs]:
+    """What `continuation_nll` gives, and K and V of the context."""
+    cache, prompt = DynamicCache(config=reference.model.config), [*piece.prefix, *piece.context]
+    with recorded(tail) as recording:
+        pruned_prefill(reference, prompt[:-1], cache)
+    return decoded_nll(reference.model, cache, prompt[-1:], piece.continuation), recording.outputs
 
 
 class _ProjectionErrors:
     """Sums of squares over documents: of each projection around its mean, and of what both prefills get wrong."""
 
-    def __init__(self, layers: Sequence[KeyValueProjections], tail: Sequence[KeyValueProjections]) -> None:
-        self._layers, self._tail = layers, tail
+    def __init__(self, layers: Sequence[KeyValueProjections]) -> None:
+        self._layers = layers
         names = [name for layer in layers for name, _ in layer.named()]
         self._spread = dict.fromkeys(names, 0.0)
         self._plain = dict.fromkeys(names, 0.0)
         self._calibrated = dict.fromkeys(names, 0.0)
 
-    def add(self, full: Reference, plain: Reference, calibrated: Reference, piece: Piece) -> None:
-        truth = self._outputs(full, piece)
-        for name, output in truth.items():
-            self._spread[name] += float((output - output.mean(0)).square().sum())
-        for sums, reference in ((self._plain, plain), (self._calibrated, calibrated)):
-            for name, output in self._outputs(reference, piece).items():
-                sums[name] += float((output - truth[name]).square().sum())
-
-    def _outputs(self, reference: Reference, piece: Piece) -> dict[str, torch.Tensor]:
-        with recorded(self._tail) as recording:
-            pruned_prefill(reference, piece.token_ids, DynamicCache(config=reference.model.config))
-        return {name: recording.outputs[name].double() for name in self._spread}
+    def add(self, truth: Outputs, plain: Outputs, calibrated: Outputs) -> None:
+        for name in self._spread:
+            expected = truth[name].double()
+            self._spread[name] += float((expected - expected.mean(0)).square().sum())
+            self._plain[name] += float((plain[name].double() - expected).square().sum())
+            self._calibrated[name] += float((calibrated[name].double() - expected).square().sum())
 
     def gains(self) -> tuple[LayerGain, ...]:
         return tuple(

@@ -21,32 +21,37 @@ class RidgeFit:
 
     def __init__(self, num_inputs: int, num_outputs: Sequence[int]) -> None:
         self.num_samples = 0
-        self._sum_inputs = torch.zeros(num_inputs, dtype=torch.float64)
-        self._gram = torch.zeros(num_inputs, num_inputs, dtype=torch.float64)
-        self._sum_outputs = [torch.zeros(size, dtype=torch.float64) for size in num_outputs]
-        self._products = [torch.zeros(num_inputs, size, dtype=torch.float64) for size in num_outputs]
+        # The last input is the intercept.
+        self._gram = torch.zeros(num_inputs + 1, num_inputs + 1, dtype=torch.float64)
+        self._products = [torch.zeros(num_inputs + 1, size, dtype=torch.float64) for size in num_outputs]
 
-    def add(self, inputs: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
-        """Count samples in: inputs [n, num_inputs], and one [n, size] for each output."""
-        inputs = inputs.double()
+    def add(
+        self, inputs: torch.Tensor, outputs: Sequence[torch.Tensor], intercepts: torch.Tensor | None = None
+    ) -> None:
+        """Count samples in: inputs [n, num_inputs], and one [n, size] for each output.
+
+        A sample that is a sum of others, or weighted, has an intercept [n] of its own: y ≈ A x + b · intercept.
+        """
+        if intercepts is None:
+            intercepts = torch.ones_like(inputs[:, 0])
         self.num_samples += len(inputs)
-        self._sum_inputs += inputs.sum(0)
-        self._gram.addmm_(inputs.T, inputs)
-        for index, output in enumerate(outputs):
-            self._sum_outputs[index] += output.double().sum(0)
-            self._products[index].addmm_(inputs.T, output.double())
+        rows = torch.cat([inputs, intercepts[:, None]], dim=1).double()
+        self._gram.addmm_(rows.T, rows)
+        for products, output in zip(self._products, outputs, strict=True):
+            products.addmm_(rows.T, output.double())
 
     def solve(self, ridge: float = DEFAULT_RIDGE) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Weight A [size, num_inputs] and bias b [size] of each output, in fp64."""
-        mean = self._sum_inputs / self.num_samples
-        gram = self._gram - self.num_samples * torch.outer(mean, mean)
+        mass = self._gram[-1, -1]
+        mean = self._gram[-1, :-1] / mass
+        gram = self._gram[:-1, :-1] - mass * torch.outer(mean, mean)
         own = gram.diagonal().clone()
         gram.diagonal().add_(ridge * own.clamp_min(_FLOOR * float(own.max())))
         factor = torch.linalg.cholesky(gram)
         solutions = []
-        for total, products in zip(self._sum_outputs, self._products, strict=True):
-            output_mean = total / self.num_samples
-            centred = products - self.num_samples * torch.outer(mean, output_mean)
+        for products in self._products:
+            output_mean = products[-1] / mass
+            centred = products[:-1] - mass * torch.outer(mean, output_mean)
             weight = torch.cholesky_solve(centred, factor).T
             solutions.append((weight, output_mean - weight @ mean))
         return solutions

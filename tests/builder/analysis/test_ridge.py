@@ -64,3 +64,17 @@ def test_inputs_that_do_not_vary_or_are_copies_do_no_harm() -> None:
     for (weight, bias), output in zip(fitted(more, outputs, 1e-9), outputs, strict=True):
         assert weight.isfinite().all()
         torch.testing.assert_close(more @ weight.T + bias, output, rtol=1e-4, atol=1e-4)
+
+
+def test_weighted_and_summed_samples_are_least_squares_with_their_own_intercepts() -> None:
+    inputs, outputs = samples(300)
+    noise = torch.Generator().manual_seed(3)
+    outputs = [output + torch.randn(output.shape, generator=noise, dtype=torch.float64) for output in outputs]
+    sums = torch.rand(80, 300, generator=noise, dtype=torch.float64)
+    sums[:, 150:] = 0
+    fit = RidgeFit(NUM_INPUTS, SIZES)
+    fit.add(sums @ inputs, [sums @ output for output in outputs], sums.sum(1))
+    columns = torch.cat([sums @ inputs, sums.sum(1, keepdim=True)], dim=1)
+    for (weight, bias), output in zip(fit.solve(1e-14), outputs, strict=True):
+        expected = torch.linalg.lstsq(columns, sums @ output, driver="gelsd").solution
+        torch.testing.assert_close(torch.cat([weight.T, bias[None]]), expected, rtol=1e-5, atol=1e-5)
