@@ -18,8 +18,8 @@ def exactly(value: float) -> Percentiles:
 
 def timing(engine: str, ttft: float, tpot: float) -> Timing:
     """POP's first token comes after 100 ms, each later one after 20."""
-    ratios = (None, None) if engine == POP else (exactly(ttft / 100), exactly(tpot / 20))
-    return Timing(engine, exactly(ttft), exactly(tpot), exactly(tpot), exactly(30.0), *ratios, 64)
+    of_ttft, of_tpot = (None, None) if engine == POP else (exactly(ttft / 100), exactly(tpot / 20))
+    return Timing(engine, exactly(ttft), exactly(tpot), exactly(tpot), exactly(30.0), of_ttft, of_tpot, 64)
 
 
 def record(name: str, kind: Kind, dtype: str, versions: dict[str, str]) -> EngineRecord:

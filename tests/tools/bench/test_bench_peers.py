@@ -20,8 +20,12 @@ from pop_engine.tools.bench_message import BenchRequest
 
 PROMPTS = tuple(tuple(random_tokens(7, seed)) for seed in (1, 2))
 NUM_STEPS = 5
-# Compiling takes a minute.
-FP32 = [kind for kind in PEERS if kind.dtype == "fp32" and "compiled" not in kind.name and not kind.reads_gguf]
+FP32 = [
+    # Compiling takes a minute.
+    pytest.param(kind, id=kind.name, marks=pytest.mark.nightly if "compiled" in kind.name else ())
+    for kind in PEERS
+    if kind.dtype == "fp32" and not kind.reads_gguf
+]
 
 
 def greedy(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -36,7 +40,7 @@ def greedy(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.parametrize("kind", FP32, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FP32)
 def test_greedy_tokens(kind: Any, tiny: TinyModels, tmp_path: Path) -> None:
     if installed_version(kind) is None:
         pytest.skip(f"needs {kind.distribution}")

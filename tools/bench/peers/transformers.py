@@ -21,15 +21,22 @@ class TransformersPeer:
         self._model = model
         self._compiled = compiled
         self._forward = torch.compile(model, dynamic=False) if compiled else model
+        self._static_caches: dict[tuple[int, int], Any] = {}
         self._cache: Any = None
         self._length = 0
 
     def reserve(self, batch_size: int, max_len: int) -> None:
-        """A new cache, as long as it must be."""
+        """A new cache; compiled, the same one again for the same size, as code is compiled for a cache's memory."""
         from transformers import DynamicCache, StaticCache
 
-        config = self._model.config
-        self._cache = StaticCache(config, max_cache_len=max_len) if self._compiled else DynamicCache(config=config)
+        if not self._compiled:
+            self._cache = DynamicCache(config=self._model.config)
+        else:
+            size = (batch_size, max_len)
+            if size not in self._static_caches:
+                self._static_caches[size] = StaticCache(self._model.config, max_cache_len=max_len)
+            self._cache = self._static_caches[size]
+            self._cache.reset()
         self._length = 0
 
     def prefill(self, prompts: Prompts) -> Iterator[int]:
