@@ -50,11 +50,11 @@ class Tail:
         if name not in self.graph.initializers:
             tensor = ir.tensor(self._random.standard_normal(shape).astype(np.float32), name=name)
             self.graph.register_initializer(
-                ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+                ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape))
             )
         return self.graph.initializers[name]
 
-    def add(self, op_type: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+    def add(self, op_type: str, *inputs: ir.Value, **attributes: int | float | list[int]) -> ir.Value:
         node = ir.node(op_type, inputs, attributes or None)
         self.graph.append(node)
         return node.outputs[0]
@@ -76,7 +76,8 @@ class Tail:
         }
         session = ort.InferenceSession(ir.serde.serialize_model(self.model).SerializeToString())
         names = {value.name for value in session.get_inputs()}
-        return session.run(None, {name: value for name, value in inputs.items() if name in names})
+        found: list[NDArray[np.float32]] = session.run(None, {name: inputs[name] for name in inputs if name in names})
+        return found
 
     def count(self, op_type: str) -> int:
         return Counter(node.op_type for node in self.graph)[op_type]
