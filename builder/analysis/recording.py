@@ -1,4 +1,4 @@
-"""What the tail's K and V projections read and give in a forward pass."""
+"""What the tail's K and V projections read and give in a forward pass, and who attends to what."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from pop_engine.builder.export.projections import KeyValueProjections
 
@@ -43,5 +44,36 @@ def recorded(tail: Sequence[KeyValueProjections]) -> Iterator[Recording]:
     try:
         yield recording
     finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def recorded_attention(
+    model: PreTrainedModel, layers: Sequence[KeyValueProjections]
+) -> Iterator[dict[int, torch.Tensor]]:
+    """Within it, each forward pass replaces these layers' attention weights, [num_attention_heads, S, S] by layer.
+
+    Transformers' eager attention is the one that returns them, so the model runs on it meanwhile.
+    """
+    weights: dict[int, torch.Tensor] = {}
+
+    def keep_weights(layer_idx: int) -> Any:
+        def hook(module: nn.Module, arguments: tuple[torch.Tensor, ...], output: Any) -> None:
+            if isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], torch.Tensor):
+                weights[layer_idx] = output[1][0]
+
+        return hook
+
+    chosen = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    handles = []
+    try:
+        for layer in layers:
+            attention = model.get_submodule(layer.key_name.rpartition(".")[0])
+            handles.append(attention.register_forward_hook(keep_weights(layer.layer_idx)))
+        yield weights
+    finally:
+        model.set_attn_implementation(chosen)
         for handle in handles:
             handle.remove()
