@@ -16,8 +16,6 @@ from pop_engine.configs.prune_plan import PrunePlan
 
 # Every token counts for this much of what an attended one does, so that none is left to chance.
 _BACKGROUND = 0.03
-# Averages of neighbouring queries are much alike: of so many, one is taken.
-_QUERY_STRIDE = 3
 # A layer's KV heads are fitted apart, unless the sums of all regressions would take more than this.
 _MAX_SUMS_BYTES = 1_000_000_000
 
@@ -65,45 +63,39 @@ def context_attention(weights: torch.Tensor) -> torch.Tensor:
 
 def _num_groups(num_heads: int, num_layers: int, num_inputs: int) -> int:
     """How many groups of KV heads are fitted apart: all of them, or one where the sums would be too large."""
-    num_bytes = 2 * num_layers * num_heads * (num_inputs + 1) ** 2 * torch.float64.itemsize
+    num_bytes = num_layers * num_heads * (num_inputs + 1) ** 2 * torch.float64.itemsize
     return num_heads if num_bytes <= _MAX_SUMS_BYTES else 1
 
 
 class _LayerFit:
-    """One layer's regressions, K's and V's for each group of heads, on what attention makes of errors.
+    """One layer's regressions, of K and V for each group of heads.
 
-    An error of K shifts the attention that its token gets: K is fitted token by token, each weighted by the attention
-    that later queries give it. Errors of V are averaged with that attention before anyone sees them, and what differs
-    from token to token is lost: V is fitted on the averages.
+    An error of K or V matters as much as its token is attended to, so tokens are weighted by the attention that later
+    queries give them. Most of it goes to few tokens, the first one above all.
     """
 
     def __init__(self, layer: KeyValueProjections, num_groups: int) -> None:
         self.layer = layer
-        self._fits = {
-            name: [RidgeFit(projection.in_features, [projection.out_features // num_groups]) for _ in range(num_groups)]
-            for name, projection in layer.named()
-        }
+        sizes = [projection.out_features // num_groups for _, projection in layer.named()]
+        self._fits = [RidgeFit(layer.key.in_features, sizes) for _ in range(num_groups)]
 
     def add(self, recording: Recording, attention: torch.Tensor) -> None:
         """Count one sequence in: `attention` is [H, S, S], what queries give to context."""
         assert recording.state is not None
-        keys, values = self._fits[self.layer.key_name], self._fits[self.layer.value_name]
-        heads = attention.to(recording.state.dtype).chunk(len(keys))
-        key, value = (recording.outputs[name].chunk(len(keys), dim=1) for name in self._fits)
-        for group, given in enumerate(heads):
+        outputs = [recording.outputs[name].chunk(len(self._fits), dim=1) for name, _ in self.layer.named()]
+        heads = attention.to(recording.state.dtype).chunk(len(self._fits))
+        for fit, given, *own in zip(self._fits, heads, *outputs, strict=True):
             mass = given.sum((0, 1))
             root = (mass + _BACKGROUND * mass.mean()).sqrt()
-            keys[group].add(root[:, None] * recording.state, [root[:, None] * key[group]], root)
-            averages = given[:, ::_QUERY_STRIDE].flatten(0, 1)
-            values[group].add(averages @ recording.state, [averages @ value[group]], averages.sum(1))
+            fit.add(root[:, None] * recording.state, [root[:, None] * output for output in own], root)
 
     def solve(self, ridge: float) -> dict[str, torch.Tensor]:
         """Weights and biases in fp32, by name."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, fits in self._fits.items():
-            solutions = [solution for fit in fits for solution in fit.solve(ridge)]
-            tensors[weight_name(name)] = torch.cat([weight for weight, _ in solutions]).float()
-            tensors[bias_name(name)] = torch.cat([bias for _, bias in solutions]).float()
+        solutions = zip(*(fit.solve(ridge) for fit in self._fits), strict=True)
+        for (name, _), groups in zip(self.layer.named(), solutions, strict=True):
+            tensors[weight_name(name)] = torch.cat([weight for weight, _ in groups]).float()
+            tensors[bias_name(name)] = torch.cat([bias for _, bias in groups]).float()
         return tensors
 
 
