@@ -16,6 +16,7 @@ from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
 from pop_engine.tools.bench_figures import render_peers, render_ttft
 from pop_engine.tools.bench_memory import MemoryResult
+from pop_engine.tools.calibration_figures import render_calibration
 from pop_engine.tools.calibration_table import CalibrationTable
 from pop_engine.tools.machine import Machine
 from pop_engine.tools.markdown import markdown_table, origin
@@ -49,10 +50,10 @@ def render_figures(folder: Path) -> str:
     decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
     memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
     builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
-    calibration = msgspec.json.decode((folder / "calibration.json").read_bytes(), type=CalibrationTable)
     blocks = [_machine(ttft.runs[0].machine), render_ttft(ttft), render_peers(peers)]
     blocks += [_decode(decode), _memory(memory), _builds(builds)]
-    blocks.append(_calibration(calibration))
+    for path in sorted(folder.glob("calibration*.json")):
+        blocks.append(render_calibration(msgspec.json.decode(path.read_bytes(), type=CalibrationTable)))
     return "\n\n".join(blocks)
 
 
@@ -121,27 +122,6 @@ def _builds(result: BuildsResult) -> str:
             ],
             rows,
         )
-    )
-
-
-def _calibration(result: CalibrationTable) -> str:
-    rows = [
-        [
-            str(row.num_tail_layers),
-            row.variant,
-            str(row.boundary_window),
-            f"{row.nll:.3f}",
-            "" if row.benefit is None else f"{row.benefit.value:.1%} ± {row.benefit.standard_error:.1%}",
-        ]
-        for row in result.rows
-    ]
-    return (
-        f"**What the answers lose, and what calibration gives back**: {result.model}, {result.num_documents} held-out "
-        f"documents, {result.context_len} tokens of context, the continuation scored by the full model; maps fitted on "
-        f"{result.num_fit_tokens:,} tokens. Without context the loss is {result.nll_without_context:.3f} nats a token, "
-        f"with the full model {result.nll_full:.3f}; the benefit kept is the share of that gap. "
-        f"By `tools/calibration_table.py`, text from `tools/local_text.py`. {origin(result.machine)}\n\n"
-        + markdown_table(["tail layers", "prefill", "boundary window", "loss", "benefit kept"], rows)
     )
 
 
