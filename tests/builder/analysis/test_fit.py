@@ -48,7 +48,9 @@ def test_tokens_are_weighted_by_the_attention_they_get(monkeypatch: pytest.Monke
     monkeypatch.setattr(fit, "_MAX_SUMS_BYTES", 1e9 if num_groups == 2 else 1)
     maps = fit.fit_projections(random_model(), PLAN, random_pieces(12), lambda done, total: None, ridge=1e-12)
     for group in range(num_groups):
-        rows, keys, values = [], [], []
+        rows: list[torch.Tensor] = []
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
         for state, key, value, attention in observed():
             mass = torch.zeros(SEQUENCE, dtype=torch.float64)
             for query in range(SEQUENCE):
