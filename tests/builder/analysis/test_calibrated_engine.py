@@ -165,16 +165,17 @@ def test_the_checkpoint_stays_shared_and_the_maps_are_the_engines_own(
         assert (engine.prefill(slot, prompt) == copied.prefill(other, prompt)).all()
 
 
-def test_calibration_adds_no_matrix_product(
+def test_calibration_adds_biases_and_no_arithmetic_of_another_kind(
     build_engine: EngineKit, tiny: TinyModels, tiny_checkpoint: Path, calibration: Path
 ) -> None:
     plain = tiny.engine((SMALL, TAIL), "one-pass").manifest.prefill.operators
     calibrated = build_engine(tiny_checkpoint, calibration=calibration, **options("one-pass"))
     operators = calibrated.manifest.prefill.operators
-    assert operators["FusedMatMul"] == plain["FusedMatMul"]
-    assert operators["Add"] == plain["Add"] + 2 * (TAIL - 1)
-    # Context rows pass the first tail layer's norm alone.
-    assert operators["RMSNormalization"] == plain["RMSNormalization"] - (TAIL - 1)
+    # The first tail layer keeps its own K and V, which have no bias, so they are not of the others' two products.
+    assert operators["FusedMatMul"] == plain["FusedMatMul"] + 2
+    assert operators["Add"] == plain["Add"] + 2
+    # One norm serves all context rows; without calibration one for K and one for V.
+    assert operators["RMSNormalization"] == plain["RMSNormalization"] - 1
 
 
 @pytest.mark.parametrize(
