@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench_builds", description="Build the engines that the benchmarks need.")
     parser.add_argument("directory", metavar="DIR", type=Path, help="the engines are written below it")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--only", nargs="+", choices=BUILDS, default=tuple(BUILDS), metavar="NAME", help="some of them")
     return exit_with_message("bench_builds", lambda: bench_builds(parser.parse_args(argv)))
 
 
@@ -78,8 +79,8 @@ def bench_builds(options: argparse.Namespace) -> int:
     """Build, print, and write the JSON file, after every build what there is."""
     cells = [["build", "seconds", "peak memory", "weights"]]
     rows: list[BuildRow] = []
-    for name, arguments in BUILDS.items():
-        row = build(name, arguments, options.directory / name)
+    for name in options.only:
+        row = build(name, BUILDS[name], options.directory / name)
         rows.append(row)
         cells.append([row.name, f"{row.seconds:.0f}", *map(format_bytes, (row.peak_memory_bytes, row.weight_bytes))])
         if options.json is not None:

@@ -49,18 +49,18 @@ def render_figures(folder: Path) -> str:
     ttft, peers = (BenchResult.load(folder / name) for name in ("ttft.json", "peers.json"))
     decode = msgspec.json.decode((folder / "decode.json").read_bytes(), type=DecodeResult)
     memory = msgspec.json.decode((folder / "memory.json").read_bytes(), type=MemoryResult)
-    builds = msgspec.json.decode((folder / "builds.json").read_bytes(), type=BuildsResult)
-    blocks = [_machine(ttft.runs[0].machine), render_ttft(ttft), render_peers(peers)]
-    blocks += [_decode(decode), _memory(memory), _builds(builds)]
+    blocks = [_versions(ttft.runs[0].machine), render_ttft(ttft), render_peers(peers), _decode(decode), _memory(memory)]
+    for path in sorted(folder.glob("builds*.json")):
+        blocks.append(_builds(msgspec.json.decode(path.read_bytes(), type=BuildsResult)))
     for path in sorted(folder.glob("calibration*.json")):
         blocks.append(render_calibration(msgspec.json.decode(path.read_bytes(), type=CalibrationTable)))
     return "\n\n".join(blocks)
 
 
-def _machine(machine: Machine) -> str:
+def _versions(machine: Machine) -> str:
     return (
-        f"Measured on {machine.num_cores} cores of an {machine.cpu_model} ({machine.memory_bytes / 1e9:.0f} GB), "
-        f"ONNX Runtime {machine.onnxruntime_version}, fp32, by `make bench`. The files are in `benchmarks/`."
+        f"Measured with ONNX Runtime {machine.onnxruntime_version} in fp32, by `make bench`, on the machine that each "
+        "table names: compare times within a table. The files are in `benchmarks/`."
     )
 
 

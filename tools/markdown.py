@@ -12,5 +12,5 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def origin(machine: Machine) -> str:
-    """Where a figure comes from: commit and day."""
-    return f"(`{machine.commit}`, {machine.date[:10]})"
+    """Where a figure comes from: machine, commit and day."""
+    return f"({machine.num_cores} cores of an {machine.cpu_model}, `{machine.commit}`, {machine.date[:10]})"
