@@ -110,8 +110,8 @@ def _builds(result: BuildsResult) -> str:
         for row in result.rows
     ]
     return (
-        "**Builds**, with the verification that ort-cpu builds with weights end in. There the K of all pruned layers "
-        f"are one product in prefill, and so are the V. {origin(result.machine)}\n\n"
+        "**Builds**, with the verification that ort-cpu builds with weights end in. Products are nodes: for ort-cpu, "
+        f"several layers' K, or V, may be stacked into one. {origin(result.machine)}\n\n"
         + markdown_table(
             [
                 "command",

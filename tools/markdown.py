@@ -13,4 +13,4 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def origin(machine: Machine) -> str:
     """Where a figure comes from: machine, commit and day."""
-    return f"({machine.num_cores} cores of an {machine.cpu_model}, `{machine.commit}`, {machine.date[:10]})"
+    return f"({machine.cpu_model}, {machine.num_cores} cores, `{machine.commit}`, {machine.date[:10]})"

@@ -58,7 +58,7 @@ def test_peers_of_several_runs_are_one_table_in_the_order_of_their_first_token()
     assert "At 512 tokens the first token comes 3.00× sooner than from the best peer (b, int4)" in text
     assert "the best fp32 peer (a, fp32) 1.30× as long; our fp32 step takes 2.50× as long as that of b, int4." in text
     assert "At 1,024 tokens the first token comes 5.00× sooner" in text
-    assert "Versions: a 1.0, b 2.0. (`abc`, 2026-11-30)" in text
+    assert "Versions: a 1.0, b 2.0. (Zen, 2 cores, `abc`, 2026-11-30)" in text
 
 
 def test_ttft_stands_beside_the_bound() -> None:
