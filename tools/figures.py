@@ -59,8 +59,9 @@ def render_figures(folder: Path) -> str:
 
 def _versions(machine: Machine) -> str:
     return (
-        f"Measured with ONNX Runtime {machine.onnxruntime_version} in fp32, by `make bench`, on the machine that each "
-        "table names: compare times within a table. The files are in `benchmarks/`."
+        f"Measured with ONNX Runtime {machine.onnxruntime_version} in fp32, by `make bench` (other engines: by "
+        "`pop-bench --peers`), on the machine that each table names: compare times within a table. The files are in "
+        "`benchmarks/`."
     )
 
 
