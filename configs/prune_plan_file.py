@@ -9,6 +9,7 @@ from pop_engine.configs.calibration import Estimate
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import DType
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.configs.whole_file import write_json
 
 _FORMAT_VERSION = 1
 
@@ -53,9 +54,7 @@ class PrunePlanFile:
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        partial.replace(path)
+        write_json(path, self)
 
 
 def load_prune_plan(path: Path, num_hidden_layers: int) -> PrunePlan:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from pop_engine.configs.errors import EngineError, exit_with_message
 from pop_engine.configs.graph_record import GraphRecord
 from pop_engine.configs.manifest import Manifest
+from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.machine import Machine, describe_machine
 from pop_engine.tools.table import align_rows, format_bytes
 
@@ -85,7 +84,7 @@ def bench_builds(options: argparse.Namespace) -> int:
         cells.append([row.name, f"{row.seconds:.0f}", *map(format_bytes, (row.peak_memory_bytes, row.weight_bytes))])
         if options.json is not None:
             result = BuildsResult(describe_machine(), tuple(rows))
-            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+            write_json(options.json, result)
     print("\n".join(align_rows(cells)))
     return 0
 

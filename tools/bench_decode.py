@@ -12,10 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
+from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.bench import Contest, measure_decode
 from pop_engine.tools.bench_message import BenchRequest
 from pop_engine.tools.bench_options import parse_counts
@@ -69,7 +68,7 @@ def bench_decode(options: argparse.Namespace) -> int:
     result = DecodeResult(describe_machine(), facts, options.context, rows)
     print(format_rows(rows))
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_json(options.json, result)
     return 0
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from pop_engine.configs.errors import EngineError, exit_with_message
 from pop_engine.configs.manifest import Manifest
+from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.bench_result import EngineFacts, describe_engine_facts
 from pop_engine.tools.machine import Machine, describe_machine
 from pop_engine.tools.table import align_rows, format_bytes
@@ -63,7 +64,7 @@ def bench_memory(options: argparse.Namespace) -> int:
     print("\n".join(align_rows(cells)))
     if options.json is not None:
         result = MemoryResult(describe_machine(), rows)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_json(options.json, result)
     return 0
 
 

@@ -34,6 +34,7 @@ from pop_engine.configs.build_config import BuildConfig
 from pop_engine.configs.calibration import Estimate
 from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.calibration_runs import CalibrationRun, run_pop_calibrate
 from pop_engine.tools.continuation_scores import DocumentScorer, Scores
 from pop_engine.tools.machine import Machine, describe_machine
@@ -127,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         table = measure(model, setting, scorer, runs, progress)
     table = table if found is None else _merge(found, table)
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=2) + b"\n")
+        write_json(arguments.json, table)
     print("\n".join(format_table(table)))
     return 0
 

@@ -16,6 +16,7 @@ from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import file_sha256
 from pop_engine.configs.model_dims import ModelDims
 from pop_engine.configs.prune_plan import PrunePlan
+from pop_engine.configs.whole_file import write_json
 
 CALIBRATION_NAME = "calibration.json"
 TENSORS_NAME = "calibration.safetensors"
@@ -80,9 +81,7 @@ class Calibration:
         tensors = directory / TENSORS_NAME
         save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, tensors)
         content = _CalibrationFile(_FORMAT_VERSION, self.model, self.record, file_sha256(tensors))
-        partial = directory / f".{CALIBRATION_NAME}.partial"
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        partial.replace(directory / CALIBRATION_NAME)
+        write_json(directory / CALIBRATION_NAME, content)
 
     def require(self, model: CalibratedModel, origin: str) -> None:
         """Raise UsageError unless this calibration is for that model and that tail."""

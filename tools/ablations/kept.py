@@ -10,6 +10,7 @@ from pop_engine.builder.analysis.calibration import CalibratedModel
 from pop_engine.builder.analysis.self_text import SELF
 from pop_engine.configs.errors import EngineError
 from pop_engine.configs.manifest import file_sha256
+from pop_engine.configs.whole_file import write_whole
 from pop_engine.tools.ablations.catalogue import AblationName
 from pop_engine.tools.ablations.result import AblationRow
 from pop_engine.tools.ablations.scores import Scored
@@ -84,10 +85,7 @@ class KeptScores:
             raise EngineError(f"{path}: damaged ({error}); delete it and begin anew") from error
 
     def _write(self, name: str, content: object) -> None:
-        # Whole or not at all: a run may be killed at any time.
-        partial = self.folder / f".{name}.partial"
-        partial.write_bytes(msgspec.json.encode(content))
-        partial.replace(self._path(name))
+        write_whole(self._path(name), msgspec.json.encode(content))
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"

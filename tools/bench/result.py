@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from pop_engine.configs.errors import UsageError
+from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.bench.percentiles import Percentiles
 from pop_engine.tools.bench_result import EngineFacts
 from pop_engine.tools.bound import MachineRates
@@ -127,9 +128,7 @@ class BenchResult:
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        partial.replace(path)
+        write_json(path, self)
 
     @classmethod
     def load(cls, path: Path) -> "BenchResult":

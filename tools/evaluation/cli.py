@@ -2,11 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-import msgspec
 
 from pop_engine.configs.errors import exit_with_message
+from pop_engine.configs.whole_file import write_json, write_whole
 from pop_engine.tools.evaluation.options import EvalOptions, parse_options
 
 
@@ -54,17 +52,10 @@ def _run_ablations(options: EvalOptions) -> int:
 
 
 def _write_files(options: EvalOptions, result: object, page: str) -> None:
-    _write(options.json_file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    _write(options.html_file, page.encode())
-
-
-def _write(path: Path | None, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    if path is None:
-        return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    if options.json_file is not None:
+        write_json(options.json_file, result)
+    if options.html_file is not None:
+        write_whole(options.html_file, page.encode())
 
 
 if __name__ == "__main__":
