@@ -15,10 +15,10 @@ from pathlib import Path
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
 from pop_engine.configs.whole_file import write_json
-from pop_engine.tools.bench import Contest, measure_decode
+from pop_engine.tools.bench.contest import Contest, measure_decode
 from pop_engine.tools.bench_message import BenchRequest
-from pop_engine.tools.bench_options import parse_counts
 from pop_engine.tools.bench_result import DecodeRow, EngineFacts, describe_engine_facts
+from pop_engine.tools.command_line import parse_counts
 from pop_engine.tools.machine import Machine, describe_machine
 from pop_engine.tools.table import align_rows
 from pop_engine.tools.worker_process import WorkerProcess

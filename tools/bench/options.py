@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pop_engine.configs.errors import UsageError
-from pop_engine.tools.bench_options import parse_count, parse_counts
 from pop_engine.tools.bound import MachineRates
+from pop_engine.tools.command_line import check_writable, parse_count, parse_counts
 
 DEFAULT_INPUT_LENS = (32, 128, 512, 2048)
 
@@ -150,8 +150,5 @@ def _check(options: BenchOptions) -> None:
         raise UsageError("--append: only used with --json FILE; leave it out, or name the file")
     if options.plot is not None and options.plot.suffix.lower() != ".svg":
         raise UsageError(f"--plot {options.plot}: expected a file that ends in .svg, the one form that is drawn")
-    for flag, path in (("--json", options.json_file), ("--plot", options.plot)):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{flag} {path}: the folder {path.parent} does not exist; make it first")
-        if path is not None and path.is_dir():
-            raise UsageError(f"{flag} {path}: is a folder; give a file name")
+    check_writable("--json", options.json_file)
+    check_writable("--plot", options.plot)

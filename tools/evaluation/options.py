@@ -8,6 +8,7 @@ from pathlib import Path
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import MANIFEST_NAME
 from pop_engine.tools.ablations.catalogue import NAMES, Ablation, find_ablations
+from pop_engine.tools.command_line import check_writable, parse_count
 
 
 @dataclass(frozen=True)
@@ -88,34 +89,38 @@ def _parser() -> argparse.ArgumentParser:
     add("subject", metavar="ENGINE|MODEL", help="engine directory; with --sweep or --ablations a model")
     add("--against", metavar="FULL_ENGINE|MODEL", help="built with --tail-layers 0, or the model to build it from")
     add("--data", required=True, type=Path, metavar="FILE.jsonl", help="prompts, with or without answers, or texts")
-    add("--context-len", type=_count, metavar="N", help="tokens kept of a prompt (the last) or a text (the first)")
-    add("--max-tokens", type=_count, default=64, metavar="N", help="answer tokens scored and generated (default: 64)")
-    add("--limit", type=_count, metavar="N", help="only the first N lines")
+    add("--context-len", type=parse_count, metavar="N", help="tokens kept of a prompt (the last) or a text (the first)")
+    add(
+        "--max-tokens",
+        type=parse_count,
+        default=64,
+        metavar="N",
+        help="answer tokens scored and generated (default: 64)",
+    )
+    add("--limit", type=parse_count, metavar="N", help="only the first N lines")
     add("--no-chat", action="store_true", help="prompts as they are, without the chat template")
     add("--max-loss", type=float, metavar="PCT", help="exit with 1 where POP loses more of the context's benefit")
-    add("--threads", type=_count, metavar="N", help="threads (default: the cores this process may use)")
+    add("--threads", type=parse_count, metavar="N", help="threads (default: the cores this process may use)")
     add("--json", type=Path, metavar="FILE", help="write everything to this file")
     add("--html", type=Path, metavar="FILE", help="write a report with plots and the worst cases, in one file")
     sweep = parser.add_argument_group("sweep over tail lengths")
     sweep.add_argument("--sweep", type=_tails, metavar="N,N", help="build and measure these tails of MODEL")
-    sweep.add_argument("--boundary-window", type=_count, metavar="W", help="prompt tokens that go through the tail")
-    sweep.add_argument("--max-seq-len", type=_count, metavar="N", help="tokens a slot holds")
+    sweep.add_argument(
+        "--boundary-window", type=parse_count, metavar="W", help="prompt tokens that go through the tail"
+    )
+    sweep.add_argument("--max-seq-len", type=parse_count, metavar="N", help="tokens a slot holds")
     ablations = parser.add_argument_group("the paper's ablations and baselines, in PyTorch")
     ablations.add_argument(
         "--ablations", type=_names, metavar="all|NAME,NAME", help=f"measure these of MODEL: {', '.join(NAMES)}"
     )
-    ablations.add_argument("--tail-layers", type=_count, metavar="N", help="layers that are pruned (default: a third)")
+    ablations.add_argument(
+        "--tail-layers", type=parse_count, metavar="N", help="layers that are pruned (default: a third)"
+    )
     both = parser.add_argument_group("sweep or ablations")
     both.add_argument("--calibrate", metavar="FILE|self", help="text that calibration and baselines are fitted on")
-    both.add_argument("--calibrate-tokens", type=_count, metavar="N", help="tokens to fit on (default: 33000)")
+    both.add_argument("--calibrate-tokens", type=parse_count, metavar="N", help="tokens to fit on (default: 33000)")
     both.add_argument("--work-dir", type=Path, metavar="DIR", help="keep what is made here, and use what is there")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
-    return int(text)
 
 
 def _tails(text: str) -> tuple[int, ...]:
@@ -176,15 +181,8 @@ def _check(options: EvalOptions) -> None:
         _check_text(options.ablations)
     if options.max_loss is not None and not 0 <= options.max_loss <= 100:
         raise UsageError(f"--max-loss {options.max_loss:g}: expected a percentage from 0 to 100")
-    _check_files(options)
-
-
-def _check_files(options: EvalOptions) -> None:
-    for flag, path in (("--json", options.json_file), ("--html", options.html_file)):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{flag} {path}: the folder {path.parent} does not exist; make it first")
-        if path is not None and path.is_dir():
-            raise UsageError(f"{flag} {path}: is a folder; give a file name")
+    check_writable("--json", options.json_file)
+    check_writable("--html", options.html_file)
 
 
 def _check_text(asked: AblationOptions) -> None:

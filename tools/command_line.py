@@ -1,6 +1,9 @@
-"""Numbers on the command lines of the benchmarks."""
+"""What the tools' command lines share: numbers, and files to write."""
 
 import argparse
+from pathlib import Path
+
+from pop_engine.configs.errors import UsageError
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -19,3 +22,11 @@ def parse_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
     return int(text)
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Raise UsageError where a file that a flag names cannot be written. None is no file."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"{flag} {path}: the folder {path.parent} does not exist; make it first")
+    if path is not None and path.is_dir():
+        raise UsageError(f"{flag} {path}: is a folder; give a file name")
