@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pop_engine.tools.bench.result import FULL, BatchRow, BenchRun, Timing
-from pop_engine.tools.evaluation.svg import ticks
+from pop_engine.tools.evaluation.svg import text_element, ticks
 
 WIDTH, PLOT_HEIGHT = 860, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
@@ -55,7 +55,7 @@ def ttft_svg(run: BenchRun) -> str:
     parts = [
         head,
         f'<style>{_STYLE}</style>\n<rect width="100%" height="100%" fill="#fff"/>',
-        _text(LEFT, 20, f"Time to the first token, {run.threads} threads, {run.machine.cpu_model}", "start"),
+        text_element(LEFT, 20, f"Time to the first token, {run.threads} threads, {run.machine.cpu_model}", "start"),
         *_grid(axes),
         *(part for group, row in enumerate(rows) for part in _group(axes, group, row, engines)),
         *_legend(engines),
@@ -70,15 +70,15 @@ def _grid(axes: _Axes) -> list[str]:
     for value in ticks(0.0, axes.highest):
         y = axes.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{value:g}", "end"))
+        parts.append(text_element(LEFT - 8, y + 4, f"{value:g}", "end"))
     parts.append(f'<polyline class="axis" points="{LEFT},{TOP} {LEFT},{bottom} {right},{bottom}"/>')
     middle = TOP + PLOT_HEIGHT / 2
-    parts.append(_text(14, middle, "milliseconds", "middle", f' transform="rotate(-90 14 {middle:.1f})"'))
+    parts.append(text_element(14, middle, "milliseconds", "middle", f' transform="rotate(-90 14 {middle:.1f})"'))
     return parts
 
 
 def _group(axes: _Axes, group: int, row: BatchRow, engines: list[str]) -> list[str]:
-    parts = [_text(axes.x(group, 0.5), TOP + PLOT_HEIGHT + 18, f"{row.input_len} prompt tokens", "middle")]
+    parts = [text_element(axes.x(group, 0.5), TOP + PLOT_HEIGHT + 18, f"{row.input_len} prompt tokens", "middle")]
     for timing in row.timings:
         parts += _bar(axes, group, timing, engines)
     full = next((timing for timing in row.timings if timing.engine == FULL), None)
@@ -112,13 +112,9 @@ def _legend(engines: list[str]) -> list[str]:
             parts.append(f'<rect x="{x}" y="{y - 10}" width="11" height="11" fill="{_colour(place)}"/>')
         else:
             parts.append(f'<line class="bound" x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}"/>')
-        parts.append(_text(x + 17, y, name, "start"))
+        parts.append(text_element(x + 17, y, name, "start"))
     return parts
 
 
 def _colour(place: int) -> str:
     return _COLOURS[place % len(_COLOURS)]
-
-
-def _text(x: float, y: float, text: str, anchor: str, extra: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(text)}</text>'

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pop_engine.tools.evaluation.svg import ticks
+from pop_engine.tools.evaluation.svg import text_element, ticks
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 250, 140, 34, 46
 _ROW, _BAR = 26, 15
@@ -62,9 +62,9 @@ def _axis(chart: BarChart, height: int) -> list[str]:
         x = _x(chart, value)
         kind = "axis" if value == 0 else "grid"
         parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 18, chart.x_format(value), "middle"))
+        parts.append(text_element(x, bottom + 18, chart.x_format(value), "middle"))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    return [*parts, _text(middle, height - 8, chart.x_title, "middle")]
+    return [*parts, text_element(middle, height - 8, chart.x_title, "middle")]
 
 
 def _bar(chart: BarChart, bar: Bar, y: float) -> list[str]:
@@ -82,7 +82,11 @@ def _bar(chart: BarChart, bar: Bar, y: float) -> list[str]:
         parts.append(f'<line {ends} y1="{y:.1f}" y2="{y:.1f}" stroke-width="2.5"/>')
     parts.append("</g>")
     # Where there is no bar to the left, the name stands before the axis all the same.
-    return [*parts, _text(LEFT - 14, y + 4, bar.name, "end"), _text(WIDTH - RIGHT + 8, y + 4, bar.label, "start")]
+    return [
+        *parts,
+        text_element(LEFT - 14, y + 4, bar.name, "end"),
+        text_element(WIDTH - RIGHT + 8, y + 4, bar.label, "start"),
+    ]
 
 
 def _legend(kinds: Sequence[str]) -> list[str]:
@@ -91,10 +95,6 @@ def _legend(kinds: Sequence[str]) -> list[str]:
         parts.append(
             f'<g class="series-{style}"><rect x="{x:.1f}" y="10" width="11" height="11" fill-opacity="0.55"/></g>'
         )
-        parts.append(_text(x + 17, 20, kind, "start"))
+        parts.append(text_element(x + 17, 20, kind, "start"))
         x += 40 + 6.6 * len(kind)
     return parts
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

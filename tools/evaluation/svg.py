@@ -121,7 +121,7 @@ def _band(plot: Plot, frame: _Frame) -> list[str]:
     size = f'width="{end - start:.1f}" height="{HEIGHT - TOP - BOTTOM}"'
     return [
         f'<rect class="band" x="{start:.1f}" y="{TOP}" {size}/>',
-        _text((start + end) / 2, TOP + 14, plot.band_name, "middle"),
+        text_element((start + end) / 2, TOP + 14, plot.band_name, "middle"),
     ]
 
 
@@ -131,15 +131,15 @@ def _axes(plot: Plot, frame: _Frame) -> list[str]:
     for value in ticks(frame.x_low, frame.x_high):
         x = frame.x(value)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 18, plot.x_format(value), "middle"))
+        parts.append(text_element(x, bottom + 18, plot.x_format(value), "middle"))
     for value in ticks(frame.y_low, frame.y_high):
         y = frame.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 8, y + 4, plot.y_format(value), "end"))
+        parts.append(text_element(LEFT - 8, y + 4, plot.y_format(value), "end"))
     parts.append(f'<polyline class="axis" points="{LEFT},{TOP} {LEFT},{bottom} {right},{bottom}"/>')
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 10, plot.x_title, "middle"))
+    parts.append(text_element((LEFT + right) / 2, HEIGHT - 10, plot.x_title, "middle"))
     turned = f' transform="rotate(-90 14 {middle:.1f})"'
-    parts.append(_text(14, middle, plot.y_title, "middle", turned))
+    parts.append(text_element(14, middle, plot.y_title, "middle", turned))
     return parts
 
 
@@ -148,7 +148,7 @@ def _lines(plot: Plot, frame: _Frame) -> list[str]:
     if plot.limit is not None:
         y = frame.y(plot.limit)
         parts.append(f'<line class="limit" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(right - 4, y - 5, plot.limit_name, "end"))
+        parts.append(text_element(right - 4, y - 5, plot.limit_name, "end"))
     if plot.diagonal:
         low, high = max(frame.x_low, frame.y_low), min(frame.x_high, frame.y_high)
         ends = f'x1="{frame.x(low):.1f}" x2="{frame.x(high):.1f}" y1="{frame.y(low):.1f}" y2="{frame.y(high):.1f}"'
@@ -170,7 +170,7 @@ def _series(series: Series, frame: _Frame) -> list[str]:
             title = f"<title>{escape(point.title)}</title>" if point.title else ""
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5">{title}</circle>')
         if point.label:
-            parts.append(_text(x + 7, y - 6, point.label, "start"))
+            parts.append(text_element(x + 7, y - 6, point.label, "start"))
     return [*parts, "</g>"]
 
 
@@ -178,10 +178,11 @@ def _legend(all_series: Sequence[Series]) -> list[str]:
     parts, x = [], float(LEFT)
     for series in all_series:
         parts.append(f'<g class="series-{series.style}"><circle cx="{x + 5:.1f}" cy="16" r="4.5"/></g>')
-        parts.append(_text(x + 14, 20, series.name, "start"))
+        parts.append(text_element(x + 14, 20, series.name, "start"))
         x += 34 + 6.6 * len(series.name)
     return parts
 
 
-def _text(x: float, y: float, text: str, anchor: str, extra: str = "") -> str:
+def text_element(x: float, y: float, text: str, anchor: str, extra: str = "") -> str:
+    """A <text> element: `anchor` is start, middle or end, `extra` more attributes."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(text)}</text>'
