@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pop_engine.builder.analysis.residual import layer_input
 from pop_engine.builder.export.model import decoder_layers
 from pop_engine.configs.errors import EngineError
-from pop_engine.tools.ablations.passing import passed_by
+from pop_engine.tools.ablations.pop import pruned_prefill
 from pop_engine.tools.ablations.predict import Predict, decode
 
 
@@ -20,10 +20,7 @@ def no_tail_kv_prediction(model: PreTrainedModel, pruned: Collection[int]) -> Pr
     """POP, but what the pruned layers wrote is hidden from them at decode, as if it had not been written."""
 
     def predict(prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-        cache = DynamicCache(config=model.config)
-        if context := prompt[:-1]:
-            with passed_by(model, pruned):
-                model(input_ids=torch.tensor([list(context)]), cache=cache, use_cache=True, logits_to_keep=1)
+        cache = pruned_prefill(model, pruned, prompt[:-1])
         with _mask_given(model), _past_hidden(model, pruned):
             return decode(model, cache, [prompt[-1], *answer[:-1]])
 

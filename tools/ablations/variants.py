@@ -1,7 +1,7 @@
 """Each ablation made ready: a model that answers as it would, within a context."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +53,16 @@ def prepared(name: AblationName, subject: Subject) -> AbstractContextManager[Var
     return _PREPARE[name](subject)
 
 
-@contextmanager
-def _pop(subject: Subject) -> Iterator[Variant]:
-    layers = last_layers(subject.plan)
-    yield Variant(pop_prediction(subject.model, layers), layers)
+def _pruning(
+    choose: Callable[[PrunePlan], tuple[int, ...]], predict: Callable[[PreTrainedModel, tuple[int, ...]], Predict]
+) -> Callable[[Subject], AbstractContextManager[Variant]]:
+    """A variant that is decided by its layers and by how they are pruned."""
+
+    def prepare(subject: Subject) -> AbstractContextManager[Variant]:
+        layers = choose(subject.plan)
+        return nullcontext(Variant(predict(subject.model, layers), layers))
+
+    return prepare
 
 
 @contextmanager
@@ -66,48 +72,17 @@ def _calibrated(subject: Subject) -> Iterator[Variant]:
     yield Variant(pop_prediction(subject.model, layers, reference.context_rows), layers)
 
 
-@contextmanager
-def _no_boundary(subject: Subject) -> Iterator[Variant]:
-    layers = last_layers(subject.plan)
-    yield Variant(no_boundary_prediction(subject.model, layers), layers)
+def _remove_last(subject: Subject) -> AbstractContextManager[Variant]:
+    return _removed(subject.model, last_layers(subject.plan))
 
 
-@contextmanager
-def _interleaved(subject: Subject) -> Iterator[Variant]:
-    layers = interleaved_layers(subject.plan)
-    yield Variant(pop_prediction(subject.model, layers), layers)
+def _shortgpt(subject: Subject) -> AbstractContextManager[Variant]:
+    return _removed(subject.model, least_influential(subject.influence(), subject.plan.num_tail_layers))
 
 
-@contextmanager
-def _first(subject: Subject) -> Iterator[Variant]:
-    layers = first_layers(subject.plan)
-    yield Variant(pop_prediction(subject.model, layers), layers)
-
-
-@contextmanager
-def _no_tail_kv(subject: Subject) -> Iterator[Variant]:
-    layers = last_layers(subject.plan)
-    yield Variant(no_tail_kv_prediction(subject.model, layers), layers)
-
-
-@contextmanager
-def _remove_last(subject: Subject) -> Iterator[Variant]:
-    with _removed(subject.model, last_layers(subject.plan)) as variant:
-        yield variant
-
-
-@contextmanager
-def _shortgpt(subject: Subject) -> Iterator[Variant]:
-    layers = least_influential(subject.influence(), subject.plan.num_tail_layers)
-    with _removed(subject.model, layers) as variant:
-        yield variant
-
-
-@contextmanager
-def _shortgpt_25(subject: Subject) -> Iterator[Variant]:
+def _shortgpt_25(subject: Subject) -> AbstractContextManager[Variant]:
     count = max(subject.plan.num_hidden_layers // 4, 1)
-    with _removed(subject.model, least_influential(subject.influence(), count)) as variant:
-        yield variant
+    return _removed(subject.model, least_influential(subject.influence(), count))
 
 
 @contextmanager
@@ -130,14 +105,14 @@ def _wanda(subject: Subject) -> Iterator[Variant]:
 
 _PREPARE: dict[AblationName, Callable[[Subject], AbstractContextManager[Variant]]] = {
     "calibrated": _calibrated,
-    "pop": _pop,
-    "no-boundary": _no_boundary,
-    "interleaved": _interleaved,
-    "no-tail-kv": _no_tail_kv,
+    "pop": _pruning(last_layers, pop_prediction),
+    "no-boundary": _pruning(last_layers, no_boundary_prediction),
+    "interleaved": _pruning(interleaved_layers, pop_prediction),
+    "no-tail-kv": _pruning(last_layers, no_tail_kv_prediction),
     "wanda": _wanda,
     "shortgpt-25": _shortgpt_25,
     "shortgpt": _shortgpt,
     "remove-last": _remove_last,
     "slicegpt": _slicegpt,
-    "first": _first,
+    "first": _pruning(first_layers, pop_prediction),
 }
