@@ -1,8 +1,12 @@
 """What the benchmarks and their workers say to each other, one JSON line each way."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+
+from pop_engine.runtime.memory import peak_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class BenchReply:
     wall_ms: float = 0.0
 
 
-def send(reply: BenchReply) -> None:
-    """Write a reply line."""
+def serve(answer: Callable[[BenchRequest], BenchReply]) -> None:
+    """Say that the engine is loaded, then answer each request line with a reply line until stdin ends."""
+    _send(BenchReply((), (), peak_memory_bytes()))
+    for line in sys.stdin:
+        _send(answer(msgspec.json.decode(line, type=BenchRequest)))
+
+
+def _send(reply: BenchReply) -> None:
     print(msgspec.json.encode(reply).decode(), flush=True)

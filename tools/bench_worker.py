@@ -5,17 +5,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.runtime.engine import Engine
-from pop_engine.runtime.memory import peak_memory_bytes
 from pop_engine.tools.bench.load import time_load
 from pop_engine.tools.bench.subject import Prompts, time_batch
-from pop_engine.tools.bench_message import BenchReply, BenchRequest, send
-
-__all__ = ["EngineSubject", "main", "measure", "send", "serve"]
+from pop_engine.tools.bench_message import BenchReply, BenchRequest, serve
 
 
 class EngineSubject:
@@ -53,15 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--threads", type=int, default=None)
     arguments = parser.parse_args(argv)
-    return exit_with_message("bench_worker", lambda: serve(arguments.engine, arguments.threads))
+    return exit_with_message("bench_worker", lambda: _serve(arguments.engine, arguments.threads))
 
 
-def serve(path: Path, threads: int | None) -> int:
-    """Answer each request line with a reply line."""
+def _serve(path: Path, threads: int | None) -> int:
     with Engine.load(path, threads=threads) as engine:
-        send(BenchReply((), (), peak_memory_bytes()))
-        for line in sys.stdin:
-            send(measure(engine, msgspec.json.decode(line, type=BenchRequest)))
+        serve(lambda request: measure(engine, request))
     return 0
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.manifest import Manifest
 from pop_engine.runtime.kv_cache import KVCachePool, SlotRange
 from pop_engine.runtime.memory import peak_memory_bytes
-from pop_engine.tools.bench_message import BenchReply, BenchRequest
-from pop_engine.tools.bench_worker import send
+from pop_engine.tools.bench_message import BenchReply, BenchRequest, serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,11 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(argv)
-    return exit_with_message("plain_decode", lambda: serve(arguments.engine, arguments.threads))
+    return exit_with_message("plain_decode", lambda: _serve(arguments.engine, arguments.threads))
 
 
-def serve(directory: Path, threads: int) -> int:
-    """Answer each request line with a reply line."""
+def _serve(directory: Path, threads: int) -> int:
     manifest = Manifest.load(directory)
     assert manifest.weights is not None
     options = ort.SessionOptions()
@@ -39,9 +36,7 @@ def serve(directory: Path, threads: int) -> int:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     graph = (directory / manifest.decode.file).read_bytes()
     session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    send(BenchReply((), (), peak_memory_bytes()))
-    for line in sys.stdin:
-        send(measure(session, manifest, msgspec.json.decode(line, type=BenchRequest)))
+    serve(lambda request: measure(session, manifest, request))
     return 0
 
 

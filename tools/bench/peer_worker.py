@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pop_engine.tools.bench.peers.registry import PEERS
-from pop_engine.tools.bench.subject import serve
+from pop_engine.tools.bench.subject import time_batch
+from pop_engine.tools.bench_message import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind.prepare(arguments.model, arguments.out)
     else:
         _keep_stdout_for_replies()
-        serve(kind.load(arguments.model, arguments.threads))
+        subject = kind.load(arguments.model, arguments.threads)
+        serve(lambda request: time_batch(subject, request))
     return 0
 
 

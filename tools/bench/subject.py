@@ -1,14 +1,11 @@
 """What is timed in a worker's process: one loaded engine, ours or another's."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import msgspec
-
 from pop_engine.runtime.memory import peak_memory_bytes
-from pop_engine.tools.bench_message import BenchReply, BenchRequest, send
+from pop_engine.tools.bench_message import BenchReply, BenchRequest
 
 Prompts = Sequence[Sequence[int]]
 
@@ -24,13 +21,6 @@ class Subject(Protocol):
 
     def decode_step(self, token_ids: Sequence[int]) -> list[int]:
         """The next token of each sequence, after these."""
-
-
-def serve(subject: Subject) -> None:
-    """Say that the engine is loaded, then answer each request line with a reply line until stdin ends."""
-    send(BenchReply((), (), peak_memory_bytes()))
-    for line in sys.stdin:
-        send(time_batch(subject, msgspec.json.decode(line, type=BenchRequest)))
 
 
 def time_batch(subject: Subject, request: BenchRequest) -> BenchReply:
