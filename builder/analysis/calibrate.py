@@ -57,7 +57,7 @@ def calibrate(
         calibrated_shapes(model, plan)
         described = describe_model(checkpoint, dims, plan)
     with progress.step("text") as advance:
-        corpus = _corpus(checkpoint, model, options, dims.max_position_embeddings, advance)
+        corpus = calibration_corpus(checkpoint, model, options, advance)
     with progress.step("fit") as advance:
         tensors = fit_projections(model, plan, corpus.fit, advance)
     with progress.step("held-out check") as advance:
@@ -101,9 +101,11 @@ def calibrated_reference(plain: Reference, tensors: dict[str, torch.Tensor]) -> 
     return Reference(plain.model, plain.plan, tail.context_rows)
 
 
-def _corpus(
-    checkpoint: Checkpoint, model: PreTrainedModel, options: CalibrationOptions, longest: int, advance: StepProgress
+def calibration_corpus(
+    checkpoint: Checkpoint, model: PreTrainedModel, options: CalibrationOptions, advance: StepProgress
 ) -> Corpus:
+    """The text in pieces, or what the model says of itself. Raises UsageError where there is too little of it."""
+    longest = model_dims(checkpoint.hf_config).max_position_embeddings
     # Room for the prefix and the continuation.
     context_len = min(options.context_len, longest - CONTINUATION_LEN - 2)
     if context_len < 1:
