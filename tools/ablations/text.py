@@ -1,6 +1,5 @@
 """The text that some ablations are fitted on, in tokens."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +7,7 @@ from transformers import PreTrainedModel
 
 from pop_engine.builder.analysis.calibrate import CalibrationOptions, calibration_corpus
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint
+from pop_engine.builder.progress import StepProgress
 
 DEFAULT_NUM_TOKENS = CalibrationOptions.num_tokens
 # A baseline reads its text in one call, which holds every activation of a layer: 2 GB for a model of 1B.
@@ -28,7 +28,7 @@ def fit_text(
     num_tokens: int,
     checkpoint: Checkpoint,
     model: PreTrainedModel,
-    progress: Callable[[int, int], None],
+    progress: StepProgress,
 ) -> FitText:
     """About `num_tokens` tokens, 16,000 at most, of a file or of the model's own text, cut as for calibration.
 
