@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers, processors
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.integrations.gguf.reader import read_gguf_metadata
 
@@ -35,7 +35,8 @@ def save_gguf_tokenizer(path: Path, directory: Path) -> TokenizerRecord | None:
     if kind == "gpt2":
         _refuse_unknown_split(path, metadata)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        # Not AutoTokenizer: it would read the whole file's metadata once more, for a class that changes nothing here.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
     # A conversion can fail anywhere in the tokenizer's own class.
     except Exception as error:
         raise EngineError(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint
 from pop_engine.builder.checkpoint.layout import plan_weights
@@ -118,6 +118,14 @@ def test_small_file_equals_transformers(tmp_path: Path, opened: Opened) -> None:
     assert checkpoint.tensors is not None
     for name, parameter in model.named_parameters():
         assert torch.equal(checkpoint.tensors[name].read(), parameter), name
+
+
+def test_small_tokenizer_equals_transformers(tmp_path: Path, opened: Opened) -> None:
+    opened(write_gguf(tmp_path / "m.gguf")).save_tokenizer(tmp_path)
+    own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in ("a", "ab a", "b<end_of_turn>a"):
+        assert own.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False), text
 
 
 def test_without_weights(tmp_path: Path, opened: Opened) -> None:
