@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 from pop_engine.configs.errors import UsageError, exit_with_message
+from pop_engine.tools.ablations.result import AblationResult
+from pop_engine.tools.ablations.table import render_ablations
 from pop_engine.tools.bench.result import BenchResult
 from pop_engine.tools.bench_builds import BuildsResult
 from pop_engine.tools.bench_decode import DecodeResult
@@ -54,6 +56,8 @@ def render_figures(folder: Path) -> str:
         blocks.append(_builds(msgspec.json.decode(path.read_bytes(), type=BuildsResult)))
     for path in sorted(folder.glob("calibration*.json")):
         blocks.append(render_calibration(msgspec.json.decode(path.read_bytes(), type=CalibrationTable)))
+    if paths := sorted(folder.glob("ablations*.json")):
+        blocks.append(render_ablations([msgspec.json.decode(path.read_bytes(), type=AblationResult) for path in paths]))
     return "\n\n".join(blocks)
 
 

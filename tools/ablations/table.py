@@ -6,6 +6,7 @@ from pop_engine.configs.calibration import Estimate
 from pop_engine.tools.ablations.order import order_steps
 from pop_engine.tools.ablations.result import AblationResult, AblationRow
 from pop_engine.tools.evaluation.table import describe_machine_line, describe_setting, format_benefit, with_error
+from pop_engine.tools.markdown import markdown_table, origin
 from pop_engine.tools.table import align_rows
 
 HEADER = ("variant", "layers", "benefit kept", "NLL", "top-1", "first token")
@@ -74,21 +75,17 @@ def format_layers(layers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def ablation_lines(results: Sequence[AblationResult]) -> list[str]:
-    """A heading line and one Markdown table over all models, for the README. Models of other ablations share rows."""
+def render_ablations(results: Sequence[AblationResult]) -> str:
+    """One Markdown table over all models, for the README. Models of other ablations share rows."""
     first = results[0]
-    titles = list(dict.fromkeys(row.title for result in results for row in result.rows))
-    header = ["", *(_model_name(result) for result in results)]
-    lines = [header, ["---", *("---:" for _ in results)]]
-    lines += [[title, *(_markdown_cell(result, title) for result in results)] for title in titles]
-    return [
+    titles = dict.fromkeys(row.title for result in results for row in result.rows)
+    rows = [[title, *(_markdown_cell(result, title) for result in results)] for title in titles]
+    return (
         "**The paper's ablations and baselines**: share of the context's benefit kept, and in brackets top-1 agreement "
         f"with the full model, on {first.setting.num_documents} documents that nothing was fitted on "
         f"({first.full.num_answer_tokens} tokens scored), ± standard errors. By `pop-eval --ablations all`. "
-        f"(`{first.machine.commit}`, {first.machine.date[:10]})",
-        "",
-        *(f"| {' | '.join(line)} |" for line in lines),
-    ]
+        f"{origin(first.machine)}\n\n" + markdown_table(["", *map(_model_name, results)], rows)
+    )
 
 
 def _model_name(result: AblationResult) -> str:
