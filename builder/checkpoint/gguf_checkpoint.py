@@ -1,15 +1,15 @@
 """A GGUF file: one file with config, quantized weights and tokenizer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
-from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
+from transformers.integrations.gguf.reader import read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
@@ -27,8 +27,6 @@ from pop_engine.configs.manifest import ModelSource, TokenizerRecord
 
 _MAGIC = b"GGUF"
 _ROPE_FACTORS = "rope_freqs.weight"
-
-_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True)
@@ -109,21 +107,11 @@ def _read_metadata(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         magic = file.read(len(_MAGIC))
     if magic != _MAGIC:
         raise EngineError(f"{path}: not a GGUF file (it begins with {magic!r}); fetch the file again")
-    return _read(path, read_gguf_metadata)
-
-
-def _read(path: Path, reader: Callable[[str], _Content]) -> _Content:
     try:
-        return reader(str(path))
+        return read_gguf_metadata(str(path))
     # struct.error and numpy's errors among them: the readers do not check what they parse.
     except Exception as error:
         raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
-
-
-def _check_end(path: Path, header: GgufHeader) -> None:
-    end = header.data_start + max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=0)
-    if (size := path.stat().st_size) < end:
-        raise EngineError(f"{path}: truncated GGUF file ({size} of {end} bytes); fetch the file again")
 
 
 def _refuse_unsupported(path: Path, metadata: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -161,23 +149,21 @@ def _list_tensors(
     shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
     hf_names = get_gguf_hf_weights_map(model, processor)
     tensors: dict[str, StoredTensor] = {}
-    header = _read(path, GgufHeader.from_file)
-    _check_end(path, header)
-    for stored in header.tensors:
+    for stored in _read_table(path):
         name = hf_names.get(stored.name)
         if name is None:
             continue
-        quantization = gguf.GGMLQuantizationType(stored.ggml_type)
+        stored_shape = tuple(int(size) for size in reversed(stored.shape))
         tensors[name] = GgufTensor(
             name=name,
-            shape=_parameter_shape(stored.shape, shapes.get(name)),
-            dtype=quantization.name,
+            shape=_parameter_shape(stored_shape, shapes.get(name)),
+            dtype=stored.tensor_type.name,
             file=path,
-            offset=header.data_start + stored.offset,
-            num_bytes=stored.nbytes,
+            offset=int(stored.data_offset),
+            num_bytes=int(stored.n_bytes),
             stored_name=stored.name,
-            stored_shape=stored.shape,
-            quantization=quantization,
+            stored_shape=stored_shape,
+            quantization=stored.tensor_type,
             processor=processor,
         )
     return tensors
@@ -186,6 +172,13 @@ def _list_tensors(
 def _processor(architecture: str, content: dict[str, Any]) -> TensorProcessor:
     kind: type[TensorProcessor] = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
     return kind(config=content)
+
+
+def _read_table(path: Path) -> list[gguf.ReaderTensor]:
+    try:
+        return list(gguf.GGUFReader(str(path)).tensors)
+    except Exception as error:
+        raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
 
 
 def _parameter_shape(stored: tuple[int, ...], wanted: tuple[int, ...] | None) -> tuple[int, ...]:
