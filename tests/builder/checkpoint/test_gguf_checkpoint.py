@@ -96,7 +96,11 @@ def write_gguf(path: Path, *, extra: tuple[str, ...] = (), width: int = 32, **me
         "blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32), "blk.0.ffn_down": (32, 64),
     }  # fmt: skip
     for name, shape in (shapes | dict.fromkeys(extra, (4,))).items():
-        writer.add_tensor(f"{name}.weight", random.standard_normal(shape).astype(np.float32))
+        values = random.standard_normal(shape).astype(np.float32)
+        if name == "blk.0.ffn_down" and (kind := metadata.get("quantization")) is not None:
+            writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{name}.weight", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -118,6 +122,19 @@ def test_small_file_equals_transformers(tmp_path: Path, opened: Opened) -> None:
     assert checkpoint.tensors is not None
     for name, parameter in model.named_parameters():
         assert torch.equal(checkpoint.tensors[name].read(), parameter), name
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
+def test_quantized_tensor_is_what_gguf_makes_of_it(tmp_path: Path, opened: Opened, kind: str) -> None:
+    quantization = gguf.GGMLQuantizationType[kind]
+    full, quantized = (
+        opened(write_gguf(tmp_path / f"{i}.gguf", quantization=q)) for i, q in enumerate((None, quantization))
+    )
+    assert full.tensors is not None
+    assert quantized.tensors is not None
+    name = "model.layers.0.mlp.down_proj.weight"
+    stored = gguf.quantize(full.tensors[name].read().numpy(), quantization)
+    assert np.array_equal(quantized.tensors[name].read().numpy(), gguf.dequantize(stored, quantization))
 
 
 def test_small_tokenizer_equals_transformers(tmp_path: Path, opened: Opened) -> None:
