@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.gguf.reader import read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
@@ -147,7 +147,7 @@ def _list_tensors(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
-    hf_names = get_gguf_hf_weights_map(model, processor)
+    hf_names = get_gguf_hf_weights_map(_ParameterNames.of(model), processor)
     tensors: dict[str, StoredTensor] = {}
     for stored in _read_table(path):
         name = hf_names.get(stored.name)
@@ -167,6 +167,32 @@ def _list_tensors(
             processor=processor,
         )
     return tensors
+
+
+@dataclass(frozen=True)
+class _ParameterNames:
+    """What transformers' get_gguf_hf_weights_map asks a model: its parameters, and its base model's.
+
+    Of a whole model it asks every module down to the last, and makes gguf's table of names anew for each.
+    """
+
+    config: PreTrainedConfig
+    names: tuple[str, ...]
+    children: tuple[tuple[str, "_ParameterNames"], ...] = ()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "_ParameterNames":
+        """The names of a model, and one level below it those of its base model."""
+        base = cls(model.config, tuple(model.base_model.state_dict()))
+        return cls(model.config, tuple(model.state_dict()), ((model.base_model_prefix, base),))
+
+    def state_dict(self) -> dict[str, None]:
+        """The names as keys; no value is looked at."""
+        return dict.fromkeys(self.names)
+
+    def named_children(self) -> tuple[tuple[str, "_ParameterNames"], ...]:
+        """The base model, or nothing below it."""
+        return self.children
 
 
 def _processor(architecture: str, content: dict[str, Any]) -> TensorProcessor:
