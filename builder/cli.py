@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from pop_engine.builder.graph_process import preload_graph_server
 from pop_engine.builder.preset_table import preset_table
 from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, load_options
@@ -85,6 +86,7 @@ def _print_presets() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     require_build_packages()
     config = _config(arguments)
+    preload_graph_server()
     # torch and transformers take seconds to import: not for --help, and not before the flags are known to be right.
     from pop_engine.builder.pipeline import build
     from pop_engine.builder.progress import BuildProgress

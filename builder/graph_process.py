@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING
@@ -32,6 +32,13 @@ def graph_context() -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOADED])
     return context
+
+
+def preload_graph_server() -> None:
+    """Start the server now, on the core that this process leaves free while it imports the same libraries itself."""
+    if isinstance(graph_context(), ForkServerContext):
+        with interrupts_held():
+            forkserver.ensure_running()
 
 
 class GraphProcess:
