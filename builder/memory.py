@@ -2,11 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import psutil
 
 _INTERVAL_S = 0.1
-# Linux counts shared pages by walking a process's page tables, which takes as long as the process is large.
+# Linux finds what is shared by walking a process's page tables: the larger it is, the longer that takes.
 _PAUSE_PER_COST = 19
 
 
@@ -27,21 +28,44 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        """Sample until done, with a twentieth of one core."""
-        process, pause = psutil.Process(), _INTERVAL_S
-        while not self._done.wait(pause):
+        """Resident sizes are read in every sample; what is shared is counted anew with a twentieth of one core."""
+        process, shared = psutil.Process(), _Shared()
+        while not self._done.wait(_INTERVAL_S):
+            members = [process, *process.children(recursive=True)]
+            resident = _total(members, lambda member: int(member.memory_info().rss))
+            self.peak_bytes = max(self.peak_bytes, resident - shared.num_bytes(members, resident))
+
+
+class _Shared:
+    """The bytes that a sum of resident sizes counts more than once, as they were when they were last counted."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._pids: frozenset[int] = frozenset()
+        self._due_at = 0.0
+
+    def num_bytes(self, members: Sequence[psutil.Process], resident: int) -> int:
+        """Counted again where it is time, and where other processes are there than before."""
+        pids = frozenset(member.pid for member in members)
+        if pids != self._pids or time.monotonic() >= self._due_at:
             started = time.thread_time()
-            self.peak_bytes = max(self.peak_bytes, _resident_bytes(process))
-            pause = max(_INTERVAL_S, _PAUSE_PER_COST * (time.thread_time() - started))
+            self._num_bytes = max(resident - _total(members, _proportional), 0)
+            cost = time.thread_time() - started
+            self._pids, self._due_at = pids, time.monotonic() + _PAUSE_PER_COST * cost
+        return self._num_bytes
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def _proportional(member: psutil.Process) -> int:
+    """The proportional size, which only Linux tells."""
+    sizes = member.memory_full_info()
+    return int(getattr(sizes, "pss", sizes.rss))
+
+
+def _total(members: Sequence[psutil.Process], size: Callable[[psutil.Process], int]) -> int:
     total = 0
-    for member in [process, *process.children(recursive=True)]:
+    for member in members:
         try:
-            sizes = member.memory_full_info()
-            # The proportional size, which only Linux tells.
-            total += getattr(sizes, "pss", sizes.rss)
+            total += size(member)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return total
