@@ -33,7 +33,7 @@ class PeakMemory:
         while not self._done.wait(_INTERVAL_S):
             members = [process, *process.children(recursive=True)]
             resident = _total(members, lambda member: int(member.memory_info().rss))
-            self.peak_bytes = max(self.peak_bytes, resident - shared.num_bytes(members, resident))
+            self.peak_bytes = max(self.peak_bytes, resident - shared.num_bytes(members))
 
 
 class _Shared:
@@ -44,21 +44,21 @@ class _Shared:
         self._pids: frozenset[int] = frozenset()
         self._due_at = 0.0
 
-    def num_bytes(self, members: Sequence[psutil.Process], resident: int) -> int:
+    def num_bytes(self, members: Sequence[psutil.Process]) -> int:
         """Counted again where it is time, and where other processes are there than before."""
         pids = frozenset(member.pid for member in members)
         if pids != self._pids or time.monotonic() >= self._due_at:
             started = time.thread_time()
-            self._num_bytes = max(resident - _total(members, _proportional), 0)
+            self._num_bytes = _total(members, _counted_elsewhere)
             cost = time.thread_time() - started
             self._pids, self._due_at = pids, time.monotonic() + _PAUSE_PER_COST * cost
         return self._num_bytes
 
 
-def _proportional(member: psutil.Process) -> int:
-    """The proportional size, which only Linux tells."""
+def _counted_elsewhere(member: psutil.Process) -> int:
+    """What is resident beyond the proportional size, which only Linux tells. Both are read together: sizes change."""
     sizes = member.memory_full_info()
-    return int(getattr(sizes, "pss", sizes.rss))
+    return int(sizes.rss - getattr(sizes, "pss", sizes.rss))
 
 
 def _total(members: Sequence[psutil.Process], size: Callable[[psutil.Process], int]) -> int:

@@ -1,4 +1,4 @@
-"""Presets without weights, from their shipped config alone: each is planned, one of every family is built in CI."""
+"""Presets without weights, from their shipped config alone: all are planned in CI, and a few built."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from pop_engine.builder.export.model import model_dims, parameter_shapes
 from pop_engine.configs.build_config import BuildConfig, resolve_build
 from pop_engine.configs.manifest import Manifest
 
-# The smallest of each; smollm2-135m is built by many other tests. All others are nightly.
-IN_CI = ("gemma-3-270m", "llama-3.2-1b", "mistral-7b", "phi-4", "qwen3-0.6b", "qwen3-vl-2b", "smollm3-3b")
+# The smallest of each family that must work; smollm2-135m is built by many other tests. All others are nightly.
+IN_CI = ("gemma-3-270m", "llama-3.2-1b", "qwen3-vl-2b")
 
 
 def layers_of(name: str) -> tuple[int, int]:
