@@ -35,4 +35,4 @@ def _caption(table: CalibrationTable) -> str:
 
 
 def _share(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f"{estimate.value:.1%} ± {estimate.standard_error:.1%}"
+    return "" if estimate is None else str(estimate)

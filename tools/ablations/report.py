@@ -50,7 +50,7 @@ def ablation_chart(result: AblationResult) -> BarChart:
             row.scores.benefit.value,
             row.scores.benefit.standard_error,
             0 if row.is_pop else 1,
-            f"{row.scores.benefit.value:.1%} ± {row.scores.benefit.standard_error:.1%}",
+            str(row.scores.benefit),
         )
         for row in result.rows
         if row.scores is not None and row.scores.benefit is not None

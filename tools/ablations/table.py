@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from pop_engine.configs.calibration import Estimate
 from pop_engine.tools.ablations.order import order_steps
 from pop_engine.tools.ablations.result import AblationResult, AblationRow
 from pop_engine.tools.evaluation.table import describe_machine_line, describe_setting, format_benefit, with_error
@@ -96,8 +95,4 @@ def _markdown_cell(result: AblationResult, title: str) -> str:
     row = next((row for row in result.rows if row.title == title), None)
     if row is None or row.scores is None:
         return "" if row is None else "not possible"
-    return f"{_benefit(row.scores.benefit)} ({row.scores.top1_agreement.value:.1%})"
-
-
-def _benefit(benefit: Estimate | None) -> str:
-    return "none to keep" if benefit is None else f"{benefit.value:.1%} ± {benefit.standard_error:.1%}"
+    return f"{format_benefit(row.scores.benefit)} ({row.scores.top1_agreement.value:.1%})"
