@@ -36,6 +36,7 @@ from pop_engine.configs.errors import UsageError, exit_with_message
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.configs.whole_file import write_json
 from pop_engine.tools.calibration_runs import CalibrationRun, run_pop_calibrate
+from pop_engine.tools.command_line import check_writable, parse_count, parse_counts
 from pop_engine.tools.continuation_scores import DocumentScorer, Scores
 from pop_engine.tools.machine import Machine, describe_machine
 from pop_engine.tools.table import align_rows
@@ -98,21 +99,22 @@ def _parser() -> argparse.ArgumentParser:
     add("-m", "--model", required=True, help="preset, checkpoint folder, .gguf file or hub id")
     add("--data", required=True, type=Path, help=".jsonl of documents")
     add("--fit-on", choices=("text", SELF), default="text", help="what pop-calibrate gets (default: text)")
-    add("--tail-layers", default="10", metavar="N,N", help="tail lengths (default: 10)")
-    add("--windows", default="1,16,64", metavar="W,W", help="boundary windows of the calibrated engine")
-    add("--context-lens", default="256,512,1024", metavar="N,N", help="tokens of context")
-    add("--num-tokens", type=int, default=33_000, help="to fit on")
-    add("--num-documents", type=int, default=40, help="to score")
+    add("--tail-layers", type=parse_counts, default="10", metavar="N,N", help="tail lengths (default: 10)")
+    add("--windows", type=parse_counts, default="1,16,64", metavar="W,W", help="windows of the calibrated engine")
+    add("--context-lens", type=parse_counts, default="256,512,1024", metavar="N,N", help="tokens of context")
+    add("--num-tokens", type=parse_count, default=33_000, help="to fit on")
+    add("--num-documents", type=parse_count, default=40, help="to score")
     add("--json", type=Path, metavar="FILE", help="where the result goes, and tail lengths measured before are")
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
     quiet_libraries(verbose=False)
+    check_writable("--json", arguments.json)
     checkpoint = open_checkpoint(BuildConfig(arguments.model, Path()))
     setting = _setting(arguments, checkpoint.source.name)
     found = _read(arguments.json, setting)
-    lengths = [length for length in _numbers(arguments.tail_layers) if found is None or length not in found.runs]
+    lengths = [length for length in arguments.tail_layers if found is None or length not in found.runs]
     tokenizer, texts = load_tokenizer(checkpoint), read_documents(arguments.data)
     tokens = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     scored = choose_documents(list(map(len, tokens)), setting)
@@ -135,13 +137,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _setting(arguments: argparse.Namespace, model: str) -> Setting:
     content = arguments.data.read_bytes()
-    lengths, windows = _numbers(arguments.context_lens), _numbers(arguments.windows)
-    sizes = (arguments.num_tokens, arguments.num_documents)
-    return Setting(model, arguments.data.name, sha256(content).hexdigest(), arguments.fit_on, *sizes, lengths, windows)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
+    sizes = (arguments.num_tokens, arguments.num_documents, arguments.context_lens, arguments.windows)
+    return Setting(model, arguments.data.name, sha256(content).hexdigest(), arguments.fit_on, *sizes)
 
 
 def _read(path: Path | None, setting: Setting) -> CalibrationTable | None:
