@@ -5,13 +5,19 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import onnx_ir as ir
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from pop_engine.builder.export.decomposition import is_functional, simplify_conversions, without_decompositions
+from pop_engine.builder.export.decomposition import (
+    is_functional,
+    simplify_conversions,
+    without_decompositions,
+    without_running,
+)
 from pop_engine.builder.export.model import TORCH_DTYPES
 from pop_engine.configs.io_contract import GraphContract
 from pop_engine.configs.manifest import DType
@@ -54,7 +60,8 @@ def export_module(
 ) -> ir.Model:
     """Trace a module. Its inputs, outputs and dynamic dimensions get the contract's names."""
     inputs = example_inputs(mode, contract, dims, dtype)
-    with warnings.catch_warnings(), torch.no_grad():
+    # Where each node was traced from is nothing that a graph keeps.
+    with warnings.catch_warnings(), torch.no_grad(), patch.object(torch.fx.config, "do_not_emit_stack_traces", True):
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
@@ -70,7 +77,7 @@ def convert(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
     """Translate the operators as they were traced; where the exporter does not know them all, what they are made of."""
     simplify_conversions(program.graph)
     if is_functional(program.graph):
-        with suppress(torch.onnx.OnnxExporterError), without_decompositions(program):
+        with suppress(torch.onnx.OnnxExporterError), without_decompositions(program), without_running(program.graph):
             return _translate(program)
     return _translate(program)
 
