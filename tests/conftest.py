@@ -1,12 +1,14 @@
 """Engines and models that many tests share, built once per session."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoConfig
 
 from engine_kit import EngineKit, TinyModels
@@ -51,9 +53,19 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_directory(build_engine: EngineKit, smollm2_gguf: Path) -> Path:
-    """POP, 10 of 30 layers, one-pass, verified: what `pop-build --model smollm2-135m` makes."""
-    return build_engine.directory(SMOLLM2, verify=True)
+def smollm2_directory(build_engine: EngineKit, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """POP, 10 of 30 layers, one-pass, verified: what `pop-build --model smollm2-135m` makes.
+
+    Built by the first test process that wants it, for all of them.
+    """
+    of_all = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        of_all = of_all.parent
+    shared = of_all / SMOLLM2
+    with FileLock(of_all / f"{SMOLLM2}.lock"):
+        if not shared.exists():
+            shared.symlink_to(build_engine.directory(SMOLLM2, verify=True))
+    return shared
 
 
 @pytest.fixture(scope="session")

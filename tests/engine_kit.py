@@ -1,6 +1,7 @@
 """What the engine tests share: tiny checkpoints, engines built from them, and a look into an engine's cache."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from pop_engine.builder import graph, pipeline
@@ -119,6 +121,10 @@ class SharedTraces:
         return model.clone(), dict(names)
 
 
+# The exporter reads all it knows anew for every graph, which takes a second.
+_read_registry = functools.cache(ONNXRegistry.from_torchlib)
+
+
 class EngineKit:
     """Builds engines and keeps them: one build for each set of options, one loaded engine for each build."""
 
@@ -156,6 +162,7 @@ class EngineKit:
             with pytest.MonkeyPatch.context() as patch:
                 if not verify:
                     patch.setattr(pipeline, "GraphWorkers", _InProcessWorkers)
+                    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_read_registry))
                     patch.setattr(graph, "trace_graph", self._traces)
                     patch.setattr(graph, "trace_vision", self._vision_traces)
                 pipeline.build(config, BuildProgress(verbose=False))
