@@ -17,10 +17,13 @@ def simplify_conversions(graph: Graph) -> None:
     """Rewrite what a trace leaves and only a decomposition would remove: conversions, and other names of a tensor."""
     for node in list(graph.nodes):
         operator = getattr(node.target, "overloadpacket", None)
-        if operator in _OTHER_NAMES or (operator is _aten.to and _dtype(node) == _dtype(node.args[0])):
+        is_output = any(user.op == "output" for user in node.users)
+        same = operator in _OTHER_NAMES or (operator is _aten.to and _dtype(node) == _dtype(node.args[0]))
+        # A program's outputs are told by the names of their nodes, so those stay.
+        if same and not is_output:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif operator is _aten.to:
+        elif same or operator is _aten.to:
             # Whatever else it was asked for: a graph is all on one device.
             node.target = _aten._to_copy.default
             node.args, node.kwargs = node.args[:1], {"dtype": _dtype(node)}

@@ -26,7 +26,7 @@ class Half(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         narrow = torch.nn.functional.silu(x.to(torch.float16)) * x.to(torch.float16)
-        return narrow.sqrt() + x
+        return (narrow.sqrt() + x).to(torch.float32)
 
 
 class Rows(nn.Module):
