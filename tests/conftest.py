@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from transformers import AutoConfig
 
 from engine_kit import EngineKit, TinyModels
@@ -19,15 +18,24 @@ SMOLLM2 = "smollm2-135m"
 
 
 @pytest.fixture(scope="session")
-def build_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineKit]:
-    kit = EngineKit(tmp_path_factory.mktemp("engines"))
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def build_engine(shared_folder: Path) -> Iterator[EngineKit]:
+    kit = EngineKit(shared_folder)
     yield kit
     kit.close()
 
 
 @pytest.fixture(scope="session")
-def tiny(build_engine: EngineKit, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    return TinyModels(build_engine, tmp_path_factory.mktemp("tiny"))
+def tiny(build_engine: EngineKit, shared_folder: Path) -> TinyModels:
+    return TinyModels(build_engine, shared_folder)
 
 
 @pytest.fixture(scope="session")
@@ -53,31 +61,21 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_directory(build_engine: EngineKit, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """POP, 10 of 30 layers, one-pass, verified: what `pop-build --model smollm2-135m` makes.
-
-    Built by the first test process that wants it, for all of them.
-    """
-    of_all = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        of_all = of_all.parent
-    shared = of_all / SMOLLM2
-    with FileLock(of_all / f"{SMOLLM2}.lock"):
-        if not shared.exists():
-            shared.symlink_to(build_engine.directory(SMOLLM2, verify=True))
-    return shared
+def smollm2_directory(build_engine: EngineKit, smollm2_gguf: Path) -> Path:
+    """POP, 10 of 30 layers, one-pass, verified: what `pop-build --model smollm2-135m` makes."""
+    return build_engine.directory(SMOLLM2, verify=True)
 
 
 @pytest.fixture(scope="session")
 def smollm2_engine(smollm2_directory: Path) -> Iterator[Engine]:
-    with Engine.load(smollm2_directory) as engine:
+    with Engine.load(smollm2_directory, threads=1) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def smollm2_full_engine(build_engine: EngineKit, smollm2_gguf: Path) -> Iterator[Engine]:
     """The baseline: nothing pruned."""
-    with Engine.load(build_engine.directory(SMOLLM2, tail_layers=0)) as engine:
+    with Engine.load(build_engine.directory(SMOLLM2, tail_layers=0), threads=1) as engine:
         yield engine
 
 

@@ -5,6 +5,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -25,6 +27,7 @@ from pop_engine.builder.graph_workers import BuiltGraphs, GraphWorkers
 from pop_engine.builder.progress import BuildProgress
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
 from pop_engine.configs.io_contract import Boundary, past_key, past_value
+from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.runtime import Engine
 from pop_engine.runtime.kv_cache import SlotRange
 from pop_reference import ReferenceCache
@@ -114,6 +117,10 @@ class SharedTraces:
         self._traces: dict[str, tuple[ir.Model, dict[str, str]]] = {}
 
     def __call__(self, config: PretrainedConfig, spec: GraphSpec | VisionSpec) -> tuple[ir.Model, dict[str, str]]:
+        if isinstance(spec, GraphSpec) and spec.phase == "decode":
+            # The full model, whatever prefill leaves out.
+            plan = PrunePlan(spec.plan.num_hidden_layers, 0)
+            spec = dataclasses.replace(spec, plan=plan, boundary="one-pass", calibrated=False)
         key = f"{config.to_json_string()} {spec}"
         if key not in self._traces:
             self._traces[key] = self._trace(config, spec)
@@ -126,11 +133,13 @@ _read_registry = functools.cache(ONNXRegistry.from_torchlib)
 
 
 class EngineKit:
-    """Builds engines and keeps them: one build for each set of options, one loaded engine for each build."""
+    """Builds engines and keeps them: one build for each set of options, one loaded engine for each build.
+
+    Test processes with one root share their builds: the first that wants an engine builds it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._directories: dict[tuple[object, ...], Path] = {}
         self._engines: dict[Path, Engine] = {}
         self._traces = SharedTraces(trace_graph)
         self._vision_traces = SharedTraces(trace_vision)
@@ -148,26 +157,29 @@ class EngineKit:
 
         With `verify` it is built exactly as pop-build does it, in processes of its own.
         """
-        key = (str(model), verify, with_weights, calibration, *sorted(options.items()))
-        if key not in self._directories:
-            out = self._root / f"engine{len(self._directories)}"
-            config = BuildConfig(
-                str(model),
-                out,
-                BuildOptions(**options),
-                verify=verify,
-                with_weights=with_weights,
-                calibration=calibration,
-            )
-            with pytest.MonkeyPatch.context() as patch:
-                if not verify:
-                    patch.setattr(pipeline, "GraphWorkers", _InProcessWorkers)
-                    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_read_registry))
-                    patch.setattr(graph, "trace_graph", self._traces)
-                    patch.setattr(graph, "trace_vision", self._vision_traces)
-                pipeline.build(config, BuildProgress(verbose=False))
-            self._directories[key] = out
-        return self._directories[key]
+        key = (str(model), verify, with_weights, str(calibration), *sorted(options.items()))
+        out = self._root / sha256(repr(key).encode()).hexdigest()[:16]
+        with FileLock(f"{out}.lock"):
+            if not out.is_dir():
+                config = BuildConfig(
+                    str(model),
+                    out,
+                    BuildOptions(**options),
+                    verify=verify,
+                    with_weights=with_weights,
+                    calibration=calibration,
+                )
+                self._build(config)
+        return out
+
+    def _build(self, config: BuildConfig) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not config.verify:
+                patch.setattr(pipeline, "GraphWorkers", _InProcessWorkers)
+                patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_read_registry))
+                patch.setattr(graph, "trace_graph", self._traces)
+                patch.setattr(graph, "trace_vision", self._vision_traces)
+            pipeline.build(config, BuildProgress(verbose=False))
 
     def __call__(self, model: str | Path, **options: Any) -> Engine:
         """A loaded engine, shared: leave its slots free and its manifest as it was."""
@@ -194,9 +206,10 @@ class TinyModels:
         self._models: dict[int, Any] = {}
 
     def checkpoint(self, num_layers: int = SMALL) -> Path:
-        """The checkpoint's folder."""
+        """The checkpoint's folder, the same for every test process."""
         folder = self._root / f"layers{num_layers}"
-        return folder if folder.is_dir() else save_tiny_checkpoint(folder, num_layers)
+        with FileLock(f"{folder}.lock"):
+            return folder if folder.is_dir() else save_tiny_checkpoint(folder, num_layers)
 
     def hf_model(self, num_layers: int = SMALL) -> Any:
         """The checkpoint in Hugging Face's own class."""

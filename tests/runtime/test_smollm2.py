@@ -12,11 +12,13 @@ from pop_engine.runtime import Engine, SamplingParams
 from pop_reference import greedy
 from real_model_kit import MAX_LOGIT_ERROR, check_full_engine, engine_greedy, hf_logits
 
-# With more, torch's threads and the engine's wait for each other where two test processes share two cores.
+# As the engines: with more, threads wait for each other where two test processes share two cores.
 pytestmark = [pytest.mark.smollm2, pytest.mark.usefixtures("one_torch_thread")]
 
 # Prompt lengths in tokens, and the text each is cut from.
 LENGTHS = (5, 6, 8, 11, 16, 23, 32, 47, 64, 90, 128, 150, 200, 256, 300, 400, 512, 700, 1024, 1500)
+# 64 tokens of both take ten seconds and more; `make test-all` takes every prompt.
+IN_CI = (5, 16, 64, 200, 512, 1500)
 TEXTS = (
     """The lighthouse at the end of the bay had been dark for eleven years when Marta was asked to restore it. She
 arrived in March with two trunks, a box of lamps and a letter from the harbour office that nobody in the village had
@@ -79,7 +81,10 @@ def prompt_of(engine: Engine, num_tokens: int, index: int) -> list[int]:
     return token_ids[-num_tokens:]
 
 
-@pytest.mark.parametrize(("index", "num_tokens"), list(enumerate(LENGTHS)))
+@pytest.mark.parametrize(
+    ("index", "num_tokens"),
+    [pytest.param(*pair, marks=[] if pair[1] in IN_CI else [pytest.mark.nightly]) for pair in enumerate(LENGTHS)],
+)
 def test_full_engine_is_hugging_face(
     smollm2_full_engine: Engine, smollm2_hf_model: Any, index: int, num_tokens: int
 ) -> None:
