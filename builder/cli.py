@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from pop_engine.builder.checkpoint.locate import locate_model
 from pop_engine.builder.graph_process import preload_graph_server
 from pop_engine.builder.preset_table import preset_table
 from pop_engine.builder.required_packages import require_build_packages
+from pop_engine.builder.staging import check_out
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, load_options
 from pop_engine.configs.errors import exit_with_message
 from pop_engine.configs.io_contract import Boundary
@@ -86,8 +88,10 @@ def _print_presets() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     require_build_packages()
     config = _config(arguments)
+    locate_model(config.model, config.options.revision)
+    check_out(config.out, force=config.force)
     preload_graph_server()
-    # torch and transformers take seconds to import: not for --help, and not before the flags are known to be right.
+    # torch and transformers take seconds to import: not for --help, and not before what was typed is known to be right.
     from pop_engine.builder.pipeline import build
     from pop_engine.builder.progress import BuildProgress
     from pop_engine.builder.quiet import quiet_libraries

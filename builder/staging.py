@@ -25,7 +25,7 @@ def staging_directory(out: Path, *, force: bool) -> Iterator[Path]:
     out = out.resolve()
     with _parents(out), _lock(out):
         _remove_leftovers(out)
-        _check_out(out, force=force)
+        check_out(out, force=force)
         staging = out.parent / f".{out.name}.pop-build-{os.getpid()}"
         staging.mkdir()
         try:
@@ -62,7 +62,8 @@ def _remove_leftovers(out: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _check_out(out: Path, *, force: bool) -> None:
+def check_out(out: Path, *, force: bool) -> None:
+    """Raises UsageError where a folder may not be written, as far as one look tells."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: is a file; choose another folder")
     if not out.is_dir() or not any(out.iterdir()):

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
 
+CALIBRATION_NAME = "calibration.json"
+
 
 @dataclass(frozen=True)
 class Estimate:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pop_engine.builder.checkpoint.locate import locate_model
 from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
 from pop_engine.configs.errors import UsageError, exit_with_message
@@ -53,8 +54,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     require_build_packages()
+    locate_model(arguments.model, arguments.revision)
     _check_files(arguments.out, arguments.plot, force=arguments.force)
-    # torch and transformers take seconds to import: not for --help.
+    # torch and transformers take seconds to import: not for --help, and not before what was typed is known to be right.
     from pop_engine.builder.analysis.policy import parse_policy
     from pop_engine.builder.quiet import quiet_libraries
 

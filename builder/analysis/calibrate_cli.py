@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pop_engine.builder.checkpoint.locate import locate_model
 from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, resolve_build
+from pop_engine.configs.calibration import CALIBRATION_NAME
 from pop_engine.configs.errors import UsageError, exit_with_message
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     require_build_packages()
-    # torch and transformers take seconds to import: not for --help.
+    config = _config(arguments)
+    locate_model(config.model, config.options.revision)
+    _check_out(arguments.out, force=arguments.force)
+    # torch and transformers take seconds to import: not for --help, and not before what was typed is known to be right.
     from pop_engine.builder.analysis.calibrate import CalibrationOptions, calibrate
     from pop_engine.builder.checkpoint.source import open_checkpoint
     from pop_engine.builder.export.model import model_dims
@@ -56,8 +61,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from pop_engine.builder.quiet import quiet_libraries
 
     quiet_libraries(verbose=arguments.verbose)
-    _check_out(arguments.out, force=arguments.force)
-    config = _config(arguments)
     names = ("data", "num_tokens", "context_len", "max_len", "num_held_out", "seed", "dtype")
     options = CalibrationOptions(**{name: getattr(arguments, name) for name in names})
     with BuildProgress(verbose=arguments.verbose) as progress:
@@ -80,8 +83,6 @@ def _config(arguments: argparse.Namespace) -> BuildConfig:
 
 
 def _check_out(out: Path, *, force: bool) -> None:
-    from pop_engine.builder.analysis.calibration import CALIBRATION_NAME
-
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: is a file; choose another folder")
     if not out.is_dir() or not any(out.iterdir()):

@@ -11,14 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint, StoredTensor
-from pop_engine.configs.calibration import CalibrationRecord
+from pop_engine.configs.calibration import CALIBRATION_NAME, CalibrationRecord
 from pop_engine.configs.errors import EngineError, UsageError
 from pop_engine.configs.manifest import file_sha256
 from pop_engine.configs.model_dims import ModelDims
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.configs.whole_file import write_json
 
-CALIBRATION_NAME = "calibration.json"
 TENSORS_NAME = "calibration.safetensors"
 _FORMAT_VERSION = 1
 # Of each tensor, this many bytes tell two models apart.

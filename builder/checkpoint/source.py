@@ -1,7 +1,6 @@
-"""What MODEL on the command line stands for: a preset, a folder, a GGUF file or a hub id."""
+"""Open the checkpoint that MODEL on the command line stands for: a preset, a folder, a GGUF file or a hub id."""
 
 import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +9,15 @@ from transformers import PreTrainedConfig
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint, StoredTensor
 from pop_engine.builder.checkpoint.gguf_checkpoint import open_gguf
 from pop_engine.builder.checkpoint.hub import fetch_snapshot
+from pop_engine.builder.checkpoint.locate import HubId, locate_model
 from pop_engine.builder.checkpoint.model_config import config_from_mapping
-from pop_engine.builder.checkpoint.preset import Preset, PresetPackage, list_presets, load_preset, suggest_presets
+from pop_engine.builder.checkpoint.preset import Preset, PresetPackage
 from pop_engine.builder.checkpoint.safetensors_checkpoint import open_safetensors
 from pop_engine.configs.build_config import BuildConfig, BuildOptions
 from pop_engine.configs.errors import UsageError
 from pop_engine.configs.manifest import ModelSource, TokenizerRecord
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,13 @@ def open_checkpoint(config: BuildConfig) -> Checkpoint:
 
     Raises UsageError where the model cannot be found or cannot be exported, EngineError where a file is damaged.
     """
-    model = config.model
-    if model in list_presets():
-        return _open_preset(load_preset(model), config)
-    path = Path(model).expanduser()
-    if model and path.exists():
-        if config.options.revision is not None:
-            raise UsageError(f"--revision {config.options.revision}: {model} is a local path; leave --revision out")
-        return _open_path(path, ModelSource(path.resolve().name, str(path.resolve())), BuildOptions(), config)
-    if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors"):
-        return _open_hub(model, model, config.options.revision, BuildOptions(), config, fix=_fetch_hint(model))
-    if "/" in model or path.suffix in (".gguf", ".safetensors"):
-        raise UsageError(f"--model {model}: no such file or folder; expected a checkpoint folder or a .gguf file")
-    raise UsageError(
-        f"--model {model!r}: neither a preset, an existing path nor a hub id (org/name); {suggest_presets(model)}"
-    )
+    match locate_model(config.model, config.options.revision):
+        case Preset() as preset:
+            return _open_preset(preset, config)
+        case Path() as path:
+            return _open_path(path, ModelSource(path.resolve().name, str(path.resolve())), BuildOptions(), config)
+        case HubId(name):
+            return _open_hub(name, name, config.options.revision, BuildOptions(), config, fix=_fetch_hint(name))
 
 
 def _open_preset(preset: Preset, config: BuildConfig) -> Checkpoint:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pop_engine.builder.analysis.calibrate import CalibrationOptions, calibrate, load_model
-from pop_engine.builder.analysis.calibration import CALIBRATION_NAME, Calibration, describe_model, load_calibration
+from pop_engine.builder.analysis.calibration import Calibration, describe_model, load_calibration
 from pop_engine.builder.analysis.self_text import SELF
 from pop_engine.builder.checkpoint.checkpoint import Checkpoint
 from pop_engine.builder.checkpoint.source import open_checkpoint
@@ -18,6 +18,7 @@ from pop_engine.builder.progress import BuildProgress, StepProgress
 from pop_engine.builder.quiet import quiet_libraries
 from pop_engine.builder.required_packages import require_build_packages
 from pop_engine.configs.build_config import BuildConfig, BuildOptions, resolve_build
+from pop_engine.configs.calibration import CALIBRATION_NAME
 from pop_engine.configs.errors import PopError, UsageError
 from pop_engine.configs.prune_plan import PrunePlan
 from pop_engine.tools.ablations.block_influence import block_influence
