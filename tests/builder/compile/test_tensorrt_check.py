@@ -115,3 +115,11 @@ def test_what_the_parser_makes_by_itself_is_refused(
     with pytest.raises(EngineError, match="attention.0 has lost the lengths of its keys"):
         compile_plan(rtx, graph.model(), graph.job(tmp_path / "x.plan"), "sm89")
     assert not (tmp_path / "x.plan").exists()
+
+
+def test_gemmas_norms_are_rounded_once(rtx: Any, graph: LoweredGraph) -> None:
+    """In HF's class they scale in fp32; the parser would round before, and the scale too, were its two types apart."""
+    network, _ = make_network(rtx, graph.model(), "x.plan")
+    norms = [layer for layer in network.layers() if "RMSNormalization" in layer.name]
+    assert norms
+    assert {layer.get_output(0).dtype for layer in norms} == {rtx.float32}
