@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -92,9 +93,10 @@ def open_gguf(path: Path, source: ModelSource, options: BuildOptions, *, with_we
     """
     metadata, names = _read_metadata(path)
     _refuse_unsupported(path, metadata, names)
-    content = _read_config(path)
+    reader = _open_reader(path)
+    content = _read_config(path, reader)
     hf_config = config_from_mapping(content, str(path))
-    tensors = _list_tensors(path, hf_config, metadata["general.architecture"], content) if with_weights else None
+    tensors = _list_tensors(reader, path, hf_config, content) if with_weights else None
     return GgufCheckpoint(source, options, hf_config, tensors, path)
 
 
@@ -129,9 +131,18 @@ def _refuse_unsupported(path: Path, metadata: Mapping[str, Any], names: tuple[st
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _open_reader(path: Path) -> gguf.GGUFReader:
     try:
-        content: dict[str, Any] = load_gguf_checkpoint(str(path))["config"]
+        return gguf.GGUFReader(str(path))
+    except Exception as error:
+        raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
+
+
+def _read_config(path: Path, reader: gguf.GGUFReader) -> dict[str, Any]:
+    try:
+        # Opening a file takes seconds, for every word of its vocabulary is parsed: transformers gets the open one.
+        with patch.object(gguf, "GGUFReader", return_value=reader):
+            content: dict[str, Any] = load_gguf_checkpoint(str(path))["config"]
     except Exception as error:
         raise EngineError(
             f"{path}: its config cannot be read ({reason(error)}); fetch the file again or use the safetensors folder"
@@ -141,15 +152,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _list_tensors(
-    path: Path, hf_config: PreTrainedConfig, architecture: str, content: dict[str, Any]
+    reader: gguf.GGUFReader, path: Path, hf_config: PreTrainedConfig, content: dict[str, Any]
 ) -> dict[str, StoredTensor]:
-    processor = _processor(architecture, content)
+    processor = _processor(reader.fields["general.architecture"].contents(), content)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
     hf_names = get_gguf_hf_weights_map(_ParameterNames.of(model), processor)
     tensors: dict[str, StoredTensor] = {}
-    for stored in _read_table(path):
+    for stored in reader.tensors:
         name = hf_names.get(stored.name)
         if name is None:
             continue
@@ -198,13 +209,6 @@ class _ParameterNames:
 def _processor(architecture: str, content: dict[str, Any]) -> TensorProcessor:
     kind: type[TensorProcessor] = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
     return kind(config=content)
-
-
-def _read_table(path: Path) -> list[gguf.ReaderTensor]:
-    try:
-        return list(gguf.GGUFReader(str(path)).tensors)
-    except Exception as error:
-        raise EngineError(f"{path}: damaged or truncated GGUF file ({reason(error)}); fetch the file again") from error
 
 
 def _parameter_shape(stored: tuple[int, ...], wanted: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -113,6 +113,20 @@ def test_small_file_equals_transformers(tmp_path: Path, opened: Opened) -> None:
         assert torch.equal(checkpoint.tensors[name].read(), parameter), name
 
 
+def test_the_vocabulary_is_parsed_once(tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what takes long in a large file, and what gguf's reader does when it is made."""
+    made: list[Path] = []
+
+    class Watched(gguf.GGUFReader):
+        def __init__(self, path: Path) -> None:
+            made.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Watched)
+    opened(write_gguf(tmp_path / "m.gguf")).save_tokenizer(tmp_path)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16"])
 def test_quantized_tensor_is_what_gguf_makes_of_it(tmp_path: Path, opened: Opened, kind: str) -> None:
     quantization = gguf.GGMLQuantizationType[kind]
