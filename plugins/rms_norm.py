@@ -1,6 +1,7 @@
 """RMS norm: each row divided by the root of its mean square, then scaled.
 
-No lowering is needed: ONNX Runtime has the standard's operator, and TensorRT makes a layer of it.
+No lowering is needed: ONNX Runtime has the standard's operator, and TensorRT's parser spells it out in layers.
+Rows and scale are of one type (builder/passes/rms_norm.py).
 """
 
 import numpy as np
