@@ -219,6 +219,7 @@ def test_smollm2_decode_has_211_products(smollm2_directory: Path) -> None:
     assert decode.count(ATTENTION) == 30
 
 
+@pytest.mark.nightly
 @pytest.mark.smollm2
 def test_smollm2_two_step_has_160_products(build_engine: EngineKit) -> None:
     directory = build_engine.directory("smollm2-135m", with_weights=False, boundary="two-step", tail_layers=10)
