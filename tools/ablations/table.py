@@ -82,7 +82,7 @@ def render_ablations(results: Sequence[AblationResult]) -> str:
     return (
         "**The paper's ablations and baselines**: share of the context's benefit kept, and in brackets top-1 agreement "
         f"with the full model, on {first.setting.num_documents} documents that nothing was fitted on "
-        f"({first.full.num_answer_tokens} tokens scored), ± standard errors. By `pop-eval --ablations all`. "
+        f"({first.full.num_answer_tokens:,} tokens scored), ± standard errors. By `pop-eval --ablations all`. "
         f"{origin(first.machine)}\n\n" + markdown_table(["", *map(_model_name, results)], rows)
     )
 

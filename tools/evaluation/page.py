@@ -82,7 +82,8 @@ _TEMPLATE = """<!DOCTYPE html>
 """
 
 _MACROS = """{% macro table(content) %}<div class="wide"><table>
-<thead><tr>{% for title in content.header %}<th>{{ title }}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for title in content.header -%}
+<th{% if not loop.first %} class="number"{% endif %}>{{ title }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in content.rows %}<tr{% if loop.index0 == content.chosen %} class="chosen"{% endif %}>
 {%- for cell in row %}<td{% if not loop.first %} class="number"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
