@@ -76,19 +76,20 @@ def format_layers(layers: Sequence[int]) -> str:
 
 def render_ablations(results: Sequence[AblationResult]) -> str:
     """One Markdown table over all models, for the README. Models of other ablations share rows."""
-    first = results[0]
     titles = dict.fromkeys(row.title for result in results for row in result.rows)
     rows = [[title, *(_markdown_cell(result, title) for result in results)] for title in titles]
+    origins = " ".join(dict.fromkeys(origin(result.machine) for result in results))
     return (
         "**The paper's ablations and baselines**: share of the context's benefit kept, and in brackets top-1 agreement "
-        f"with the full model, on {first.setting.num_documents} documents that nothing was fitted on "
-        f"({first.full.num_answer_tokens:,} tokens scored), ± standard errors. By `pop-eval --ablations all`. "
-        f"{origin(first.machine)}\n\n" + markdown_table(["", *map(_model_name, results)], rows)
+        "with the full model, on documents that nothing was fitted on, ± standard errors. By `pop-eval --ablations "
+        f"all`. {origins}\n\n" + markdown_table(["", *map(_column, results)], rows)
     )
 
 
-def _model_name(result: AblationResult) -> str:
-    return f"{result.model}, {result.num_pruned_layers} of {result.num_hidden_layers}"
+def _column(result: AblationResult) -> str:
+    pruned = f"{result.num_pruned_layers} of {result.num_hidden_layers}"
+    scored = f"{result.setting.num_documents} documents, {result.full.num_answer_tokens:,} tokens scored"
+    return f"{result.model}, {pruned} ({scored})"
 
 
 def _markdown_cell(result: AblationResult, title: str) -> str:

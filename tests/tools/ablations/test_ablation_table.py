@@ -84,10 +84,14 @@ def test_the_page_holds_text_as_text_and_every_document() -> None:
 
 def test_markdown_has_a_column_for_each_model() -> None:
     second = replace(result({"pop": (0.0, 0.0, 0.0)}), model="other", num_hidden_layers=18)
+    second = replace(second, setting=replace(second.setting, num_documents=1024))
+    second = replace(second, machine=replace(second.machine, commit="abc"))
     lines = render_ablations([AS_IN_PAPER, second]).splitlines()
-    assert "on 3 documents that nothing was fitted on (192 tokens scored)" in lines[0]
+    assert "`abc`" in lines[0]
+    assert f"`{AS_IN_PAPER.machine.commit}`" in lines[0]
     assert lines[2:] == [
-        "|  | tiny <model>, 3 of 10 | other, 3 of 18 |",
+        "|  | tiny <model>, 3 of 10 (3 documents, 192 tokens scored) "
+        "| other, 3 of 18 (1024 documents, 192 tokens scored) |",
         "| ---: | ---: | ---: |",
         # By hand: the ratio estimate's residuals are 0.05 d − 0.1, 0.2 d − loss and 4.5 d − 9, with d = 2, 1.5, 2.5.
         "| POP, calibrated | 95.0% ± 0.7% (75.0%) |  |",
