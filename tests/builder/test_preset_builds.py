@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_kit import EngineKit
+from nightly import nightly_unless
 from pop_engine.builder.checkpoint.preset import list_presets, load_preset
 from pop_engine.builder.checkpoint.source import open_checkpoint
 from pop_engine.builder.export.model import model_dims, parameter_shapes
@@ -31,9 +32,7 @@ def test_preset_is_planned(name: str) -> None:
     assert parameter_shapes(checkpoint.hf_config)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.nightly]) for name in list_presets()]
-)
+@pytest.mark.parametrize("name", [nightly_unless(name in IN_CI, name) for name in list_presets()])
 def test_preset_builds(name: str, build_engine: EngineKit) -> None:
     directory = build_engine.directory(name, verify=True, with_weights=False)
     manifest = Manifest.load(directory)

@@ -11,6 +11,7 @@ import pytest
 from families.family_check import FamilyResult, check_family
 from families.family_record import check_recorded
 from families.family_table import FAMILIES, REFUSED, WORKING
+from nightly import nightly_unless
 
 # fp32 rounding, relative to the largest logit. Seen: below 1e-6.
 TOLERANCE = 1e-5
@@ -32,11 +33,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pool.shutdown(cancel_futures=True)
 
 
-def _in_ci(name: str) -> object:
-    return pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.nightly])
-
-
-@pytest.mark.parametrize("name", [_in_ci(family.name) for family in WORKING])
+@pytest.mark.parametrize("name", [nightly_unless(family.name in IN_CI, family.name) for family in WORKING])
 def test_family_works(name: str, results: Results) -> None:
     result = results[name].result()
     assert not result.refusal

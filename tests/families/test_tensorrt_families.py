@@ -11,6 +11,7 @@ import pytest
 from families.family_record import check_recorded
 from families.family_table import FAMILIES
 from families.tensorrt_check import check_tensorrt
+from nightly import nightly_unless
 
 # One for each thing that TensorRT lacks, and two that no target takes; `make test-all` compiles every one.
 IN_CI = {"gemma2", "mixtral", "mamba", "t5"}
@@ -34,9 +35,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.nightly]) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", [nightly_unless(name in IN_CI, name) for name in FAMILIES])
 def test_family_on_tensorrt_rtx(name: str, results: Results) -> None:
     """UPDATE_FAMILIES=1 records instead; `python -m pop_engine.tools.family_table` puts it into the README."""
     found = results[name].result()

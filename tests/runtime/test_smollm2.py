@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nightly import nightly_unless
 from pop_engine.runtime import Engine, SamplingParams
 from pop_reference import greedy
 from real_model_kit import MAX_LOGIT_ERROR, check_full_engine, engine_greedy, hf_logits
@@ -83,7 +84,7 @@ def prompt_of(engine: Engine, num_tokens: int, index: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("index", "num_tokens"),
-    [pytest.param(*pair, marks=[] if pair[1] in IN_CI else [pytest.mark.nightly]) for pair in enumerate(LENGTHS)],
+    [nightly_unless(pair[1] in IN_CI, *pair) for pair in enumerate(LENGTHS)],
 )
 def test_full_engine_is_hugging_face(
     smollm2_full_engine: Engine, smollm2_hf_model: Any, index: int, num_tokens: int

@@ -7,6 +7,7 @@ import torch
 
 from families.family_table import WORKING, Family
 from gate_kit import VOCAB_SIZE, gates_without, hand_gated_logits, scaled_model
+from nightly import nightly_unless
 from pop_engine.builder.analysis.gates import check_gates, gated
 from pop_engine.builder.export.model import decoder_layers, make_model
 from pop_engine.configs.errors import UsageError
@@ -35,7 +36,7 @@ def logits_with(model: Any, gates: torch.Tensor, prefill_len: int) -> torch.Tens
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, id=f.name, marks=[] if f.name in IN_CI else [pytest.mark.nightly]) for f in WORKING],
+    [nightly_unless(f.name in IN_CI, f, name=f.name) for f in WORKING],
 )
 def test_gates_of_a_family(family: Family) -> None:
     """Removing layers one by one must end at the embeddings: what the model says of them with no layer left."""
