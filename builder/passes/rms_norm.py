@@ -18,14 +18,17 @@ class FuseRmsNorm(ir.passes.InPlacePass):
         """Apply the fusion to every place it fits."""
         modified = bool(fuse_rms_normalization(model))
         for node in model.graph:
-            rows, scale = node.inputs[:2] if node.op_type == OP_TYPE else (None, None)
-            if rows is not None and scale is not None and rows.dtype != scale.dtype:
-                _widen(model.graph, node, rows, scale)
+            if node.op_type == OP_TYPE:
+                _widen_rows(model.graph, node)
         return ir.passes.PassResult(model, modified=modified)
 
 
-def _widen(graph: ir.Graph, norm: ir.Node, rows: ir.Value, scale: ir.Value) -> None:
-    assert rows.dtype is not None
+def _widen_rows(graph: ir.Graph, norm: ir.Node) -> None:
+    rows, scale = norm.inputs
+    assert rows is not None
+    assert scale is not None
+    if rows.dtype == scale.dtype:
+        return
     assert scale.dtype is not None
     cast = ir.node("Cast", [rows], {"to": scale.dtype})
     cast.outputs[0].dtype, cast.outputs[0].shape = scale.dtype, rows.shape

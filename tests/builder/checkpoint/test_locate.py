@@ -11,9 +11,9 @@ from pop_engine.builder.checkpoint.preset import load_preset
 from pop_engine.configs.errors import UsageError
 
 COMMANDS = {
-    "pop-build": "pop_engine.builder.cli",
-    "pop-calibrate": "pop_engine.builder.analysis.calibrate_cli",
-    "pop-analyze": "pop_engine.tools.analyze_cli",
+    "pop-build": ("pop_engine.builder.cli", ()),
+    "pop-calibrate": ("pop_engine.builder.analysis.calibrate_cli", ("--data", "self")),
+    "pop-analyze": ("pop_engine.tools.analyze_cli", ("--data", "self")),
 }
 SCRIPT = """
 import sys
@@ -27,7 +27,8 @@ sys.exit(code)
 
 def run_without_torch(command: str, *arguments: object) -> tuple[int, str]:
     """Exit code and what went to stderr. An import of torch or transformers is a traceback there."""
-    line = [sys.executable, "-c", SCRIPT.format(module=COMMANDS[command]), *map(str, arguments)]
+    module, text = COMMANDS[command]
+    line = [sys.executable, "-c", SCRIPT.format(module=module), *map(str, arguments), *text]
     result = subprocess.run(line, capture_output=True, text=True, check=False)
     return result.returncode, result.stderr
 
@@ -35,8 +36,7 @@ def run_without_torch(command: str, *arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_that_is_not_there(command: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    data = [] if command == "pop-build" else ["--data", "self"]
-    code, message = run_without_torch(command, "-m", "/no/checkpoint", "-o", out, *data)
+    code, message = run_without_torch(command, "-m", "/no/checkpoint", "-o", out)
     assert (code, message.count("\n")) == (2, 1)
     assert message.startswith(f"{command}: error: --model /no/checkpoint: no such file or folder; ")
     assert not list(tmp_path.iterdir())
@@ -47,8 +47,7 @@ def test_an_out_that_is_in_use(command: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    data = [] if command == "pop-build" else ["--data", "self"]
-    code, message = run_without_torch(command, "-m", "smollm2-135m", "-o", out, *data)
+    code, message = run_without_torch(command, "-m", "smollm2-135m", "-o", out)
     assert (code, message.count("\n")) == (2, 1)
     assert message.startswith(f"{command}: error: --out {out}: ")
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
