@@ -81,7 +81,7 @@ def test_a_dry_run_on_the_cpu(tiny: TinyModels, tmp_path: Path) -> None:
     for row in parts["reference_ttft"]["rows"]:
         assert row["ratio"] == pytest.approx(row["full"]["median"] / row["one_pass"]["median"])
         # Equal where this machine reads so fast, for what it computes, that weights cost nothing.
-        assert row["bound"] >= row["roofline_bound"] >= 1
+        assert 1 <= row["roofline_bound"] <= row["bound"] * (1 + 1e-9)
     assert [row["batch_size"] for row in parts["reference_decode"]["rows"]] == [1, 2]
     engine_numbers, engine_times = parts["given_engines"]["rows"]
     assert engine_numbers["passed"]
