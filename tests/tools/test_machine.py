@@ -5,7 +5,9 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from pop_engine.tools import machine as machine_module
 from pop_engine.tools.machine import Machine, describe_machine, find_commit
 
 
@@ -16,6 +18,13 @@ def test_the_machine_is_described_and_goes_through_json() -> None:
     assert machine.memory_bytes > 100e6
     assert machine.numpy_version == metadata.version("numpy")
     assert msgspec.json.decode(msgspec.json.encode(machine), type=Machine) == machine
+
+
+def test_commit_is_that_of_the_code_which_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may be committed, and this one changed, while a benchmark takes its time."""
+    loaded = describe_machine().commit
+    monkeypatch.setattr(machine_module, "find_commit", lambda directory: "a later one")
+    assert describe_machine().commit == loaded
 
 
 def test_commit_says_when_the_tree_is_dirty(tmp_path: Path) -> None:
