@@ -1,19 +1,15 @@
-"""Presets without weights, from their shipped config alone: all are planned in CI, and a few built."""
+"""Presets without weights, from their shipped config alone: all are planned in CI, and built by night."""
 
 from pathlib import Path
 
 import pytest
 
 from engine_kit import EngineKit
-from nightly import nightly_unless
 from pop_engine.builder.checkpoint.preset import list_presets, load_preset
 from pop_engine.builder.checkpoint.source import open_checkpoint
 from pop_engine.builder.export.model import model_dims, parameter_shapes
 from pop_engine.configs.build_config import BuildConfig, resolve_build
 from pop_engine.configs.manifest import Manifest
-
-# The quickest. All others are nightly: other tests build smollm2-135m, and tiny models of every family.
-IN_CI = ("gemma-3-270m",)
 
 
 def layers_of(name: str) -> tuple[int, int]:
@@ -32,7 +28,8 @@ def test_preset_is_planned(name: str) -> None:
     assert parameter_shapes(checkpoint.hf_config)
 
 
-@pytest.mark.parametrize("name", [nightly_unless(name in IN_CI, name) for name in list_presets()])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", list_presets())
 def test_preset_builds(name: str, build_engine: EngineKit) -> None:
     directory = build_engine.directory(name, verify=True, with_weights=False)
     manifest = Manifest.load(directory)

@@ -171,7 +171,7 @@ def is_importing_torch(build: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("moment", ["importing", "starting", "tracing"])
+@pytest.mark.parametrize("moment", ["importing", pytest.param("starting", marks=pytest.mark.nightly), "tracing"])
 def test_interrupted(cli_kit: CliKit, tmp_path: Path, moment: str) -> None:
     """Ctrl-C on a terminal reaches every process of the build; one line comes out."""
     build = start_build(cli_kit, tmp_path / "engine")

@@ -37,8 +37,7 @@ class FamilyResult:
 
 
 def check_family(name: str, folder: Path) -> FamilyResult:
-    """Build and compare; a refusal is a result, any other exception is not caught. Runs in a process of its own."""
-    torch.set_num_threads(1)
+    """Build and compare; a refusal is a result, any other exception is not caught."""
     family, result = FAMILIES[name], FamilyResult()
     config = family.config()
     kit = EngineKit(folder)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from engine_kit import EngineKit
 from families.family_check import MAX_SEQ_LEN, save_checkpoint
 from families.family_table import FAMILIES
@@ -16,9 +14,8 @@ WORKS = "works"
 def check_tensorrt(name: str, folder: Path) -> str:
     """`works` where both plans compile and pass the check of their wiring; else the words of the refusal.
 
-    A refusal is a result, any other exception is not caught. Runs in a process of its own.
+    A refusal is a result, any other exception is not caught.
     """
-    torch.set_num_threads(1)
     kit, checkpoint = EngineKit(folder), folder / "checkpoint"
     save_checkpoint(FAMILIES[name].config(is_wide=True), None, checkpoint)
     try:

@@ -1,9 +1,5 @@
 """Every family of the table: built, run and compared, or refused with the words that the table gives."""
 
-import multiprocessing
-import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,29 +9,18 @@ from families.family_record import check_recorded
 from families.family_table import FAMILIES, REFUSED, WORKING
 from nightly import nightly_unless
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 # fp32 rounding, relative to the largest logit. Seen: below 1e-6.
 TOLERANCE = 1e-5
 # One of each kind; `make test-all` checks every one.
 IN_CI = {"llama", "mistral", "qwen3", "gemma2", "gemma3_text", "phi4-mini", "cohere2", "gpt2", "mixtral", "gpt_oss"}
 RESULTS = Path(__file__).with_name("results.json")
-Results = dict[str, "Future[FamilyResult]"]
-
-
-@pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
-    """Every family that was selected, checked side by side: tracing is one core's work."""
-    selected = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")
-                and item.path == request.path}  # fmt: skip
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        yield {name: pool.submit(check_family, name, tmp_path_factory.mktemp(name)) for name in FAMILIES
-               if name in selected}  # fmt: skip
-        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("name", [nightly_unless(family.name in IN_CI, family.name) for family in WORKING])
-def test_family_works(name: str, results: Results) -> None:
-    result = results[name].result()
+def test_family_works(name: str, tmp_path: Path) -> None:
+    result = check_family(name, tmp_path)
     assert not result.refusal
     assert result.errors
     assert max(result.errors.values()) < TOLERANCE, result.errors
@@ -44,8 +29,8 @@ def test_family_works(name: str, results: Results) -> None:
 
 
 @pytest.mark.parametrize("name", [family.name for family in REFUSED])
-def test_family_is_refused(name: str, results: Results) -> None:
-    result = results[name].result()
+def test_family_is_refused(name: str, tmp_path: Path) -> None:
+    result = check_family(name, tmp_path)
     assert FAMILIES[name].refused in result.refusal
     assert "\n" not in result.refusal
     _check_recorded(name, result)
