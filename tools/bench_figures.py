@@ -54,20 +54,21 @@ def render_peers(result: BenchResult) -> str:
     last = columns[max(columns)]
     names = sorted({cell.engine for cells in columns.values() for cell in cells}, key=lambda name: _rank(name, last))
     engines = [engine for run in result.runs for engine in run.engines]
+    repeats = [run.repeats for run in result.runs]
     peaks = {
         engine.name: max(one.peak_memory_bytes for one in engines if one.name == engine.name) for engine in engines
     }
     rows = [[name, *_figures(name, columns), f"{peaks[name] / 1e6:,.0f}"] for name in names]
     header = ["engine", *(f"{title}, {length} tokens" for length in columns for title in ("TTFT ms", "ms a token"))]
-    run = result.runs[-1]
-    rounds, threads = run.repeats, run.threads
+    run = result.runs[0]
+    rounds = " to ".join(str(bound) for bound in sorted({min(repeats), max(repeats)}))
     stored = "llama.cpp as stored runs the checkpoint's own GGUF file. " if any("as stored" in n for n in names) else ""
     return (
-        f"**Other engines** on the same checkpoint, {threads} threads, greedy, the same prompts, "
-        f"{run.rows[0].output_len} tokens out, one sequence; medians of {rounds} rounds in which all took turns, and "
+        f"**Other engines** on the same checkpoint, {run.threads} threads, greedy, the same prompts, "
+        f"{run.rows[0].output_len} tokens out, one sequence; medians of {rounds} rounds in which all took turns with POP, and "
         f"how many times POP's time that is. {' '.join(_sentences(columns))} {_decode_bound(result)}"
         f"{stored}{_versions(result)} "
-        f"{origin(run.machine)}\n\n" + markdown_table([*header, "peak MB"], rows)
+        f"{origin(*(run.machine for run in result.runs))}\n\n" + markdown_table([*header, "peak MB"], rows)
     )
 
 

@@ -11,6 +11,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def origin(machine: Machine) -> str:
-    """Where a figure comes from: machine, commit and day."""
-    return f"({machine.cpu_model}, {machine.num_cores} cores, `{machine.commit}`, {machine.date[:10]})"
+def origin(*machines: Machine) -> str:
+    """Where figures come from: each machine, commit and day, once."""
+    places = (
+        f"({machine.cpu_model}, {machine.num_cores} cores, `{machine.commit}`, {machine.date[:10]})"
+        for machine in machines
+    )
+    return " ".join(dict.fromkeys(places))

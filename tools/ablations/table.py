@@ -78,11 +78,11 @@ def render_ablations(results: Sequence[AblationResult]) -> str:
     """One Markdown table over all models, for the README. Models of other ablations share rows."""
     titles = dict.fromkeys(row.title for result in results for row in result.rows)
     rows = [[title, *(_markdown_cell(result, title) for result in results)] for title in titles]
-    origins = " ".join(dict.fromkeys(origin(result.machine) for result in results))
     return (
         "**The paper's ablations and baselines**: share of the context's benefit kept, and in brackets top-1 agreement "
         "with the full model, on documents that nothing was fitted on, ± standard errors. By `pop-eval --ablations "
-        f"all`. {origins}\n\n" + markdown_table(["", *map(_column, results)], rows)
+        f"all`. {origin(*(result.machine for result in results))}\n\n"
+        + markdown_table(["", *map(_column, results)], rows)
     )
 
 

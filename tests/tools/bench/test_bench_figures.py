@@ -61,6 +61,15 @@ def test_peers_of_several_runs_are_one_table_in_the_order_of_their_first_token()
     assert "Versions: a 1.0, b 2.0. (Zen, 2 cores, `abc`, 2026-11-30)" in text
 
 
+def test_every_runs_rounds_and_commit_are_named() -> None:
+    first = run(512, timing(POP, 100, 20), timing("a, fp32", 400, 26))
+    later = replace(first, repeats=3, machine=replace(MACHINE, commit="def"))
+    text = render_peers(BenchResult((first, later, later)))
+    assert "medians of 3 to 5 rounds" in text
+    assert "(Zen, 2 cores, `abc`, 2026-11-30) (Zen, 2 cores, `def`, 2026-11-30)\n" in text
+    assert "medians of 5 rounds" in render_peers(BenchResult((first,)))
+
+
 def test_ttft_stands_beside_the_bound() -> None:
     text = render_ttft(BenchResult((run(512, timing(POP, 100, 20), timing(FULL, 132.0, 20)),)))
     assert text.splitlines()[-1] == (
