@@ -65,8 +65,8 @@ def render_peers(result: BenchResult) -> str:
     stored = "llama.cpp as stored runs the checkpoint's own GGUF file. " if any("as stored" in n for n in names) else ""
     return (
         f"**Other engines** on the same checkpoint, {run.threads} threads, greedy, the same prompts, "
-        f"{run.rows[0].output_len} tokens out, one sequence; medians of {rounds} rounds in which all took turns with POP, and "
-        f"how many times POP's time that is. {' '.join(_sentences(columns))} {_decode_bound(result)}"
+        f"{run.rows[0].output_len} tokens out, one sequence; medians of {rounds} rounds in which all took turns with "
+        f"POP, and how many times POP's time that is. {' '.join(_sentences(columns))} {_decode_bound(result)}"
         f"{stored}{_versions(result)} "
         f"{origin(*(run.machine for run in result.runs))}\n\n" + markdown_table([*header, "peak MB"], rows)
     )
