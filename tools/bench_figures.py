@@ -130,13 +130,17 @@ def _sentences(columns: dict[int, list[_Cell]]) -> Iterator[str]:
 
 def _decode_bound(result: BenchResult) -> str:
     """What reading the weights alone takes on this machine, where its rates were measured."""
-    rows = [(run, row) for run in result.runs for row in run.rows if row.tpot_bound_ms is not None]
-    if not rows:
+    found = [
+        (row.tpot_bound_ms, run.rates.bytes_per_second)
+        for run in result.runs
+        for row in run.rows
+        if row.tpot_bound_ms is not None and run.rates is not None
+    ]
+    if not found:
         return ""
-    run, row = rows[0]
-    assert run.rates is not None
+    milliseconds, bytes_per_second = min(found)
     return (
-        f"Reading fp32 weights once takes {row.tpot_bound_ms:.1f} ms at {run.rates.bytes_per_second / 1e9:.1f} GB/s, "
+        f"Reading fp32 weights once takes {milliseconds:.1f} ms at {bytes_per_second / 1e9:.1f} GB/s, "
         "the best that a product of a matrix and a vector reaches here; no fp32 decode step can be faster. "
     )
 

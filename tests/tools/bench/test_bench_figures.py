@@ -6,6 +6,7 @@ from pop_engine.tools.bench.percentiles import Percentiles
 from pop_engine.tools.bench.result import FULL, POP, BatchRow, BenchResult, BenchRun, EngineRecord, Kind, Timing
 from pop_engine.tools.bench_figures import render_peers, render_ttft
 from pop_engine.tools.bench_result import EngineFacts
+from pop_engine.tools.bound import MachineRates
 from pop_engine.tools.machine import Machine
 
 MACHINE = Machine("Zen", 2, 25_000_000_000, "3.11", "2.4", "1.32.0", "abc", "2026-11-30T00:00:00+00:00")
@@ -68,6 +69,16 @@ def test_every_runs_rounds_and_commit_are_named() -> None:
     assert "medians of 3 to 5 rounds" in text
     assert "(Zen, 2 cores, `abc`, 2026-11-30) (Zen, 2 cores, `def`, 2026-11-30)\n" in text
     assert "medians of 5 rounds" in render_peers(BenchResult((first,)))
+
+
+def test_the_bound_of_decode_is_the_shortest_time_that_was_measured() -> None:
+    def measured(milliseconds: float, bytes_per_second: float) -> BenchRun:
+        first = run(512, timing(POP, 100, 20), timing("a, fp32", 400, 26))
+        row = replace(first.rows[0], tpot_bound_ms=milliseconds)
+        return replace(first, rows=(row,), rates=MachineRates(150e9, bytes_per_second))
+
+    text = render_peers(BenchResult((measured(26.3, 20.5e9), measured(22.4, 24.0e9))))
+    assert "Reading fp32 weights once takes 22.4 ms at 24.0 GB/s" in text
 
 
 def test_ttft_stands_beside_the_bound() -> None:
