@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from pop_engine.tools.machine import find_commit
+from pop_engine.tools.machine import LOADED_COMMIT
 
 _PACKAGES = (
     "torch",
@@ -47,7 +47,7 @@ def describe_checked_machine(device: str) -> CheckedMachine:
         driver=_driver(),
         python_version=platform.python_version(),
         versions={package: version for package in _PACKAGES if (version := _version(package)) is not None},
-        commit=find_commit(Path(__file__).resolve().parent),
+        commit=LOADED_COMMIT,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

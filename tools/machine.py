@@ -35,7 +35,7 @@ def describe_machine() -> Machine:
         python_version=platform.python_version(),
         numpy_version=_package_version("numpy"),
         onnxruntime_version=_package_version("onnxruntime"),
-        commit=_LOADED_COMMIT,
+        commit=LOADED_COMMIT,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -51,7 +51,7 @@ def find_commit(directory: Path) -> str | None:
 
 
 # Asked when the code is loaded: by the time that a benchmark ends there may be another.
-_LOADED_COMMIT = find_commit(Path(__file__).resolve().parent)
+LOADED_COMMIT = find_commit(Path(__file__).resolve().parent)
 
 
 def _cpu_model() -> str:
